@@ -50,7 +50,7 @@ class DataConfig:
     chat_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3."""
     answer_pattern: str = ""
-    """Regular expression whose last match's first group is the gold answer in the answer column (GSM8K: `####\\s*(.+)`). Empty: the whole column."""
+    """Regular expression whose last match's first group is the gold answer in the answer column (GSM8K: `####\\s*(.+)`); or `boxed`, the last \\boxed{} with its braces matched (MATH). Empty: the whole column."""
     held_out: Annotated[int, Range(1, reason="without held-out prompts there is no curve")] = 100
     """Prompts set apart for evaluation, never trained on; chosen by prompt hash among all rows, whatever data.size is, so that runs with more data, another order or seed have the same."""
     held_out_source: str = ""

@@ -88,8 +88,9 @@ class ObjectiveConfig:
     @property
     def loss_settings(self) -> dict[str, float]:
         """The settings that built-in losses take, by key, without those that are null."""
-        keys = ("max_ratio", "clip_low", "clip_high", "mask_low", "mask_high")
-        return {key: value for key in keys if (value := getattr(self, key)) is not None}
+        values = {"max_ratio": self.max_ratio, "clip_low": self.clip_low, "clip_high": self.clip_high}
+        values |= {"mask_low": self.mask_low, "mask_high": self.mask_high}
+        return {key: value for key, value in values.items() if value is not None}
 
     @property
     def token_mismatch(self) -> str:

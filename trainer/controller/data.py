@@ -19,7 +19,9 @@ from trainer.config import ConfigError, DataConfig
 from trainer.controller.conversation import Turn, conversation, text_of, token_ids
 from trainer.controller.sources import GENERATED, GENERATED_SIZE, Row, rows
 from trainer.types import Answer, Prompt
+from trainer.verifiers.text import last_boxed
 
+BOXED = "boxed"  # data.answer_pattern: braces may be nested, which no regular expression matches
 ID_CHARS = 16  # 64 bits of SHA-256
 
 
@@ -110,7 +112,7 @@ def _questions(source: str, config: DataConfig, limit: int | None = None) -> dic
 def _prompt(question: Question, config: DataConfig, tokenizer: Any, task: str) -> Prompt:
     """The prompt of a question, with its gold answer and token ids."""
     row = question.row
-    answer = _answer(row, config, _answer_regex(config.answer_pattern))
+    answer = _answer(row, config)
     ids = token_ids(row, question.turns, question.text, config, tokenizer)
     return Prompt(question.prompt_id, question.text, ids, answer, row.columns, task, row.place)
 
@@ -157,16 +159,20 @@ def _template_help(config: DataConfig, error: str) -> str:
     return f"data.template {config.template!r}: {error}; write a literal brace twice, as in \\boxed{{{{}}}}"
 
 
-def _answer_regex(pattern: str) -> re.Pattern[str] | None:
+def _gold(text: str, pattern: str) -> str | None:
+    """The part of the answer column that is the answer; None if there is none."""
     if not pattern:
-        return None
+        return text
+    if pattern == BOXED:
+        return last_boxed(text)
     try:
         regex = re.compile(pattern)
     except re.error as e:
         raise ConfigError(f"data.answer_pattern {pattern!r} is not a regular expression: {e}") from e
     if not regex.groups:
         raise ConfigError(f"data.answer_pattern {pattern!r} has no group; put the answer in parentheses")
-    return regex
+    matches = list(regex.finditer(text))
+    return matches[-1].group(1) or "" if matches else None
 
 
 def _choices(row: Row, config: DataConfig) -> list[str]:
@@ -193,7 +199,7 @@ def _letter(row: Row, value: Any, options: list[str]) -> str:
     return matches.pop()
 
 
-def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> Answer:
+def _answer(row: Row, config: DataConfig) -> Answer:
     """The gold answer, or all that are accepted. Tests of programs become JSON text."""
     column = config.answer_column
     value = row.value(column, "data.answer_column")
@@ -202,24 +208,20 @@ def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> An
     values = value if isinstance(value, list) and value else [value]
     if any(isinstance(v, dict) for v in values):
         return json.dumps(value)
-    answers = tuple(_single_answer(row, column, v, pattern) for v in values)
+    answers = tuple(_single_answer(row, column, v, config.answer_pattern) for v in values)
     return answers if len(answers) > 1 else answers[0]
 
 
-def _single_answer(row: Row, column: str, value: Any, pattern: re.Pattern[str] | None) -> str:
-    """The value, or the pattern's last match in it. 145.0 becomes '145'."""
+def _single_answer(row: Row, column: str, value: Any, pattern: str) -> str:
+    """The value, or what the pattern takes of it. 145.0 becomes '145'."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise ConfigError(f"{row.place}: {column!r} is {type(value).__name__}; expected text or a number")
-    answer = "" if value is None else str(value).strip()
-    if pattern is not None:
-        matches = list(pattern.finditer(answer))
-        if not matches:
-            raise ConfigError(
-                f"{row.place}: data.answer_pattern {pattern.pattern!r} matches nothing in {answer[-60:]!r}"
-            )
-        answer = (matches[-1].group(1) or "").strip()
+    text = "" if value is None else str(value).strip()
+    if (answer := _gold(text, pattern)) is None:
+        raise ConfigError(f"{row.place}: data.answer_pattern {pattern!r} matches nothing in {text[-60:]!r}")
+    answer = answer.strip()
     if not answer and row.needs_answer:
         raise ConfigError(f"{row.place}: the answer in {column!r} is empty; fill it or remove the row")
     return answer

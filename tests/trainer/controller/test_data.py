@@ -131,6 +131,14 @@ def test_what_is_no_text_is_no_prompt(value: Any, tmp_path: Path) -> None:
     assert "a.jsonl:1: 'question' is" in (message := error(source=source)) and "list of messages" in message
 
 
+def test_a_boxed_answer_is_taken_with_its_braces_matched(tmp_path: Path) -> None:
+    solution = "So \\boxed{1} is not it, but \\boxed{\\frac{1}{\\sqrt{2}}}."
+    source = write(tmp_path / "a.jsonl", [{"question": i, "answer": solution} for i in range(2)])
+    assert load(source=source, held_out=1, answer_pattern="boxed").train[0].answer == "\\frac{1}{\\sqrt{2}}"
+    source = write(tmp_path / "a.jsonl", [{"question": i, "answer": "1"} for i in range(2)])
+    assert "'boxed' matches nothing in '1'" in error(source=source, held_out=1, answer_pattern="boxed")
+
+
 def test_a_list_of_texts_is_a_text_a_line(tmp_path: Path) -> None:
     items = [{"question": i, "tests": ["assert f()", "assert g()"], "answer": "1"} for i in range(2)]
     data = load(source=write(tmp_path / "a.jsonl", items), held_out=1, template="{question}: {tests}")
