@@ -35,9 +35,10 @@ class Backend(Protocol):
         """(4, C) statistics of the rows of z (C, V), which is not changed."""
 
     def row_grads(
-        self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
-    ) -> Tensor:
-        """The logits' gradient (C, V), in place of z; in FP32 if exact, else bf16 where that is faster."""
+        self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """The logits' gradient (C, V), in place of z; in this type where that is faster than FP32."""
 
     def d_hidden(self, dz: Tensor, weight: Tensor, out: Tensor) -> None:
         """out (C, H) FP32 = dz W."""
@@ -113,9 +114,10 @@ def backend_info() -> dict[str, dict[str, Any]]:
 
 def _why_not(name: str, hidden: Tensor, weight: Tensor) -> str:
     """The reason why this backend cannot handle these tensors; empty if it can."""
-    types = {hidden.dtype, weight.dtype}
-    if name != "torch" and not types <= {torch.float32, torch.bfloat16}:
-        return f"expected FP32 or BF16 tensors, given {hidden.dtype} and {weight.dtype}"
+    types = {hidden.dtype, weight.dtype} - {torch.float32, torch.bfloat16}
+    if types and not (name == "torch" or (name == "triton" and types == {torch.float16})):
+        expected = "FP32, BF16 or FP16" if name == "triton" else "FP32 or BF16"
+        return f"expected {expected} tensors, given {hidden.dtype} and {weight.dtype}"
     if name == "cpu" and hidden.device.type != "cpu":
         return f"expected CPU tensors, given {hidden.device}"
     return _unavailable(name)

@@ -16,6 +16,7 @@ from .settings import Settings
 
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
 CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+LARGEST_FP16 = 2.0**15  # of a scaled gradient: half of FP16's range, 2^29 times its smallest normal number
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
 
 
@@ -49,6 +50,11 @@ class LMHead:
         if settings.row_kernel != "two-pass" and name != "triton":
             raise ValueError(
                 f"row_kernel {settings.row_kernel!r} needs the backend 'triton'; the backend here is {name!r}"
+            )
+        if settings.row_kernel != "two-pass" and hidden.dtype == torch.float16:
+            raise ValueError(
+                f"row_kernel {settings.row_kernel!r} rounds to bf16, and FP16 hidden states are finer; "
+                "use 'two-pass'"
             )
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
         return LMHead(prepared, weight.shape, backend, name, dtype, settings, first)
@@ -114,18 +120,33 @@ class LMHead:
         self, z: Tensor, h: Tensor, targets: Tensor, inverse_temperature: Tensor, g: Gradient, rows: slice,
         d_hidden: Tensor | None, d_weight: Tensor | None,
     ) -> None:  # fmt: skip
-        """Add these rows' part to the gradients. Their logits z (C, V) are overwritten."""
+        """Add these rows' part to the gradients. Their logits z (C, V) are overwritten.
+
+        A gradient in FP16 is divided by a unit in which the largest is near the end of FP16's range. What
+        underflows then is below 2^-40 of that.
+        """
         settings, backend = self.settings, self.backend
         exact = settings.exact or torch.float32 in (h.dtype, self.weight.dtype)
-        dz = backend.row_grads(z, targets - self.first, inverse_temperature, settings.cap, g, exact)
+        unit = None
+        if h.dtype == torch.float16 and self.name == "triton":
+            unit = g.bound() / LARGEST_FP16
+            g = g.over(unit)
+        dtype = self.dtype if exact else h.dtype
+        dz = backend.row_grads(z, targets - self.first, inverse_temperature, settings.cap, g, dtype)
         if d_hidden is not None:
             dx = h.new_empty(h.shape, dtype=self.dtype)
             backend.d_hidden(dz, self.weight, dx)
+            if unit is not None:
+                dx.mul_(unit)
             if settings.group is not None:  # each rank has summed over its shard of the vocabulary
                 dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
             d_hidden[rows] = dx
         if d_weight is not None:
+            if unit is not None and rows.start:
+                d_weight.div_(unit)
             backend.add_d_weight(dz, h, d_weight, first=not rows.start)
+            if unit is not None:
+                d_weight.mul_(unit)
 
 
 def chunks(n: int, most: int) -> list[slice]:

@@ -64,7 +64,7 @@ def policy_loss(
     entropy_bonus  subtracts this multiple of the entropy, with its exact gradient, from each term.
     softcap        Gemma's cap · tanh(logits / cap), applied before the temperature.
     logits_dtype   bfloat16 or float16 round the logits before the softmax, to match such a generator.
-    exact          FP32 gradients of the logits (on CUDA bf16 high + low parts) instead of bf16.
+    exact          FP32 gradients of the logits (on CUDA 16-bit high + low parts) instead of 16 bits.
     weight_parts   number of bf16 parts, 2 or 3, of an FP32 weight with bf16 hidden on CUDA.
     row_kernel     Triton: "two-pass", "single-pass", "fused-epilogue"; "auto": see docs/kernels.md.
     chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 8,192 rows.

@@ -90,15 +90,15 @@ def score(h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tenso
 
 
 def row_grads(
-    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, dtype: torch.dtype
 ) -> Tensor:
-    """The logits' gradient (C, V) in place of z: BF16 if this ISA multiplies BF16 pairs, unless `exact`."""
+    """The logits' gradient (C, V) in place of z: FP32, or BF16 if asked for and this ISA multiplies pairs."""
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(z))
     _output(z, *z.shape)
     values = g.anchor, g.a, g.b, g.k, g.dz_y
     vectors = [None if x is None else _vector(x, torch.float32, len(z)) for x in values]
     coefficients = _Coefficients(*(None if x is None else x.data_ptr() for x in vectors))
-    bf16 = not exact and bool(_loaded().sigmoid_rl_has_pairs())
+    bf16 = dtype == torch.bfloat16 and bool(_loaded().sigmoid_rl_has_pairs())
     _call("row_grads", _matrix(z), rows, ctypes.byref(coefficients), ctypes.c_bool(bf16))
     return z.view(torch.bfloat16)[:, : z.shape[1]] if bf16 else z
 

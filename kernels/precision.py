@@ -1,4 +1,4 @@
-"""Full FP32 matrix products, whatever precision the caller allows elsewhere."""
+"""Matrix products with full FP32 operands and sums, whatever precision the caller allows elsewhere."""
 
 import threading
 from collections.abc import Iterator
@@ -10,18 +10,21 @@ import torch
 _lock = threading.Lock()
 _inside = 0  # threads in the context: torch's settings are global, so the last thread to leave restores them
 _before: list[str] = []
+_fp16_sums = False  # the caller's permission
 _older: str | None = None  # the setting of the older API, unless the caller uses the newer one
 
 
 @contextmanager
 def ieee_fp32() -> Iterator[None]:
-    """Neither TF32 on CUDA nor bf16 on the CPU inside; afterwards the caller's settings apply again."""
-    global _inside, _before, _older
+    """Neither TF32 nor FP16 sums on CUDA, nor bf16 on the CPU inside; then the caller's settings again."""
+    global _inside, _before, _fp16_sums, _older
     mkldnn: Any = torch.backends.mkldnn  # its stubs lack `matmul`
-    backends = torch.backends.cuda.matmul, mkldnn.matmul
+    cuda: Any = torch.backends.cuda.matmul
+    backends = cuda, mkldnn.matmul
     with _lock:
         if not _inside:
             _before = [backend.fp32_precision for backend in backends]
+            _fp16_sums, cuda.allow_fp16_accumulation = cuda.allow_fp16_accumulation, False
             try:
                 _older = torch.get_float32_matmul_precision()
                 torch.set_float32_matmul_precision("highest")  # else another thread's allow_tf32 would raise
@@ -36,6 +39,7 @@ def ieee_fp32() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if not _inside:
+                cuda.allow_fp16_accumulation = _fp16_sums
                 if _older is not None:
                     torch.set_float32_matmul_precision(_older)
                 for backend, precision in zip(backends, _before, strict=True):

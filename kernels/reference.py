@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def reference_loss(
     advantages: Tensor,  # (N,)
     token_weights: Tensor,  # (N,)
     max_ratio: float = math.inf,
-    temperature: float | Tensor = 1.0,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same for CISPO, −sg(min(ρ, ρ_max)) · Â · log π."""
 
@@ -45,4 +46,4 @@ def reference_loss(
         rho = torch.exp(logp - logprobs_gen.double()).detach()
         return -rho.clamp(max=max_ratio) * advantages.double() * logp
 
-    return reference_policy_loss(hidden, weight, targets, token_weights, cispo, temperature=temperature)
+    return reference_policy_loss(hidden, weight, targets, token_weights, cispo, **options)

@@ -8,7 +8,7 @@ row, with any anchor m near the maximum, it holds:
 Statistics over parts of the vocabulary (tiles, ranks) are merged by converting them to a common anchor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,18 @@ class Gradient:
         """The coefficients of some of the rows."""
         b, k = (None if x is None else x[rows] for x in (self.b, self.k))
         return Gradient(self.anchor[rows], self.a[rows], b, k, self.dz_y[rows])
+
+    def bound(self) -> Tensor:
+        """() at least every |dz_j|, and 1e-20. No logit may lie above its anchor."""
+        bound = self.dz_y.abs()  # without entropy the others have the other sign, and sum to it
+        if self.b is not None and self.k is not None:  # e^v ≤ 1, |v e^v| < 1
+            bound = bound + self.a.abs() + self.b.abs() * (1 + self.k.abs())
+        return bound.amax().clamp(min=1e-20)
+
+    def over(self, unit: Tensor) -> "Gradient":
+        """The gradient divided by unit ()."""
+        b = None if self.b is None else self.b / unit
+        return replace(self, a=self.a / unit, b=b, dz_y=self.dz_y / unit)
 
 
 def gradient(rows: Softmax, c: Tensor, e: Tensor | None, inverse_temperature: Tensor) -> Gradient:

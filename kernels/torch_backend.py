@@ -51,7 +51,7 @@ def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: floa
 
 
 def row_grads(
-    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, dtype: torch.dtype
 ) -> Tensor:
     """The logits' gradient in place of z: e^v (a + b (v + k)), v = u − anchor, and dz_y at the target."""
     for rows, scratch in _row_blocks(z):
@@ -67,7 +67,7 @@ def row_grads(
             slope = torch.tanh(torch.mul(z[rows], 1 / cap, out=scratch[0]), out=scratch[0]).square_()
             dz.mul_(slope.neg_().add_(1.0))
         z[rows] = dz
-    return z if exact or not z.is_cuda else z.bfloat16()
+    return z.to(dtype) if z.is_cuda else z
 
 
 def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:

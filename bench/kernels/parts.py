@@ -99,7 +99,7 @@ def kernel(p: LossProblem, chunk: int) -> Iterator[Line]:
     yield Line("row_stats", lambda: backend.row_stats(z, y, ones, 0.0), moved=size)
     logits_copy, gradient = z.clone(), Gradient(z.amax(1), ones, None, None, ones)
     again = partial(z.copy_, logits_copy)
-    grads = partial(backend.row_grads, z, y, ones, 0.0, gradient, False)
+    grads = partial(backend.row_grads, z, y, ones, 0.0, gradient, torch.bfloat16)
     yield Line("row_grads", grads, moved=1.5 * size, before=again)
     if TRITON:
         single = partial(backend.single_pass, z, y, ones, anchors)

@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is not None:
     from .fused import fused_epilogue, score
     from .matmul import add_d_weight, d_hidden
     from .rows import row_grads, row_stats, single_pass
-    from .split import split_bf16
+    from .split import split_16
     from .terms import has_terms, terms
 
     __all__ = ["add_d_weight", "d_hidden", "fused_epilogue", "has_terms", "score", "terms"]
@@ -34,7 +34,9 @@ def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The weight for the other functions: (V, H), or (V, parts·H) bf16 if it is FP32 and hidden is bf16.
+    """The weight for the other functions: (V, H), or (V, parts·H) bf16 beside bf16 hidden of another type.
+
+    Other pairs of types are multiplied in FP32.
 
     ValueError on CPU tensors outside the interpreter, and on logits that are not float32.
     """
@@ -46,9 +48,9 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
     if dtype != torch.float32:
         raise ValueError(f"the triton backend computes logits in float32; given inputs that need {dtype}")
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    if hidden.dtype == torch.bfloat16:
-        return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
-    return weight.float()
+    if hidden.dtype == weight.dtype:
+        return weight
+    return split_16(weight.float(), parts) if hidden.dtype == torch.bfloat16 else weight.float()
 
 
 def why_not() -> str:

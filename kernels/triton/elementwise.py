@@ -1,4 +1,4 @@
-"""Elementwise device functions: bf16 conversion, the soft cap, and functions as precise as torch's."""
+"""Elementwise device functions: 16-bit conversion, the soft cap, and functions as precise as torch's."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
 
@@ -38,10 +38,18 @@ def from_bf16(x):
 
 @triton.jit
 def as_fp32(x):
-    """bf16 or FP32 as FP32."""
+    """bf16, FP16 or FP32 as FP32."""
     if x.dtype == tl.bfloat16:
         x = from_bf16(x)
-    return x
+    return x.to(tl.float32)
+
+
+@triton.jit
+def rounded(x, TYPE: tl.constexpr):
+    """FP32 x in this type, FP32, bf16 or FP16."""
+    if tl.bfloat16 == TYPE:
+        x = to_bf16(x)
+    return x.to(TYPE)
 
 
 @triton.jit
@@ -53,9 +61,7 @@ def load_fp32(pointers, inside):
 @triton.jit
 def store_rounded(pointers, x, inside):
     """Store FP32 x in the type of the elements at these places, FP32 or bf16."""
-    if pointers.dtype.element_ty == tl.bfloat16:
-        x = to_bf16(x)
-    tl.store(pointers, x, mask=inside)
+    tl.store(pointers, rounded(x, pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit

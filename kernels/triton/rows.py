@@ -1,9 +1,9 @@
 """The row kernels, one program per row of FP32 logits: statistics, the gradient, and both in one pass.
 
-In place. bf16 results take the row's own bytes: column j of a row is written to bytes [2j, 2j + 2) of it and
-read from [4j, 4j + 4). Tile t therefore writes bytes [2tB, 2(t+1)B), which belong to tiles t/2 .. t of the
-logits: never to a later one. So a program may write tile t once all of its threads have read tiles 0 .. t.
-They walk the tiles in order, but warps drift apart; a barrier between each tile's load and its store keeps
+In place. 16-bit results take the row's own bytes: column j of a row is written to bytes [2j, 2j + 2) of it
+and read from [4j, 4j + 4). Tile t therefore writes bytes [2tB, 2(t+1)B), which belong to tiles t/2 .. t of
+the logits: never to a later one. So a program may write tile t once its threads have read tiles 0 .. t. They
+walk the tiles in order, but warps drift apart; a barrier between each tile's load and its store keeps
 them in step. Rows do not share bytes.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..rows import Gradient
 from .config import RowConfig, launch, row_config
-from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, capped, from_bf16, times_cap_slope, to_bf16
+from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, capped, from_bf16, rounded, times_cap_slope, to_bf16
 
 
 def row_stats(
@@ -41,16 +41,16 @@ def row_grads(
     inverse_temperature: Tensor,  # (C,)
     cap: float,
     g: Gradient,
-    exact: bool,
+    dtype: torch.dtype,
     config: RowConfig | None = None,
 ) -> Tensor:
     """The logits' gradient in place of z (C, V): e^v (a + b (v + k)), v = u − anchor, and dz_y at the target.
 
-    FP32 if exact; otherwise bf16, a view of z whose rows start where z's do, 2V or more elements apart.
+    FP32; or bf16 or FP16, a view of z whose rows start where z's do, 2V or more elements apart.
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
-    dz = z if exact else as_bf16(z)
+    dz = z if dtype == torch.float32 else in_place(z, dtype)
     b, k = g.a if g.b is None else g.b, g.a if g.k is None else g.k  # any pointers, if there is no entropy
     vectors = dense(targets, inverse_temperature, g.anchor, g.a, b, k, g.dz_y)
     inputs = z, dz, *vectors, vocabulary, z.stride(0), dz.stride(0)
@@ -73,7 +73,7 @@ def single_pass(
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
-    exp, stats = as_bf16(z), z.new_empty(4, rows)
+    exp, stats = in_place(z, torch.bfloat16), z.new_empty(4, rows)
     inputs = z, exp, *dense(targets, inverse_temperature, logprobs_gen), stats, vocabulary
     launch(_single_pass, (rows,), *inputs, z.stride(0), exp.stride(0), **config.constants)
     return exp, stats
@@ -84,9 +84,9 @@ def dense(*vectors: Tensor) -> list[Tensor]:
     return [x.contiguous() for x in vectors]
 
 
-def as_bf16(z: Tensor) -> Tensor:
-    """(C, V) bf16 in the memory of z (C, V) FP32: each row starts where z's does."""
-    return z.view(torch.bfloat16)[:, : z.shape[1]]
+def in_place(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """(C, V) of a 16-bit type in the memory of z (C, V) FP32: each row starts where z's does."""
+    return z.view(dtype)[:, : z.shape[1]]
 
 
 @triton.jit
@@ -176,11 +176,9 @@ def _row_grads(
                 coefficient += tl.load(b + row) * (v + tl.load(k + row))
             g = tl.where(columns == target, at_target, tl.exp(v) * coefficient)
             g = times_cap_slope(g, x, CAP)
-            if dz.dtype.element_ty == tl.bfloat16:
+            if dz.dtype.element_ty != tl.float32:
                 tl.debug_barrier()  # all threads have read this tile: see the top of the file
-                store_tile(dz + columns, to_bf16(g), inside, not TAIL)
-            else:
-                store_tile(dz + columns, g, inside, not TAIL)
+            store_tile(dz + columns, rounded(g, dz.dtype.element_ty), inside, not TAIL)
 
 
 @triton.jit

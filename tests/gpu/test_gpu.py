@@ -84,9 +84,9 @@ def test_gradients_in_place_are_the_rounded_ones_every_time(vocabulary: int, bon
     a, b, k, dz_y = torch.randn(4, 512)
     m = rows.row_stats(z, y, one, 0.0)[0]
     g = Gradient(m, a, b if bonus else None, k if bonus else None, dz_y)
-    exact = rows.row_grads(z.clone(), y, one, 30.0, g, exact=True).bfloat16()
-    for _ in range(10):
-        assert torch.equal(rows.row_grads(z.clone(), y, one, 30.0, g, exact=False), exact)
+    exact = rows.row_grads(z.clone(), y, one, 30.0, g, torch.float32)
+    for dtype in (torch.bfloat16, torch.float16) * 5:
+        assert torch.equal(rows.row_grads(z.clone(), y, one, 30.0, g, dtype), exact.to(dtype))
 
 
 @pytest.mark.parametrize("width", [4096, 1001])
@@ -143,9 +143,15 @@ def test_the_losss_gradients_are_float64s(kernel: str) -> None:
     assert max(errors) <= {"exact": 1.8e-3, "two-pass": 2.6e-3}.get(kernel, 3.1e-3)
 
 
-@pytest.mark.parametrize(("exact", "bound"), [(False, 1.9e-3), (True, 1e-5)])
-def test_the_gemms_add_nothing_to_the_roundings_of_the_logits_gradient(exact: bool, bound: float) -> None:
+@pytest.mark.parametrize(("operands", "dtype", "bound"), [
+    (torch.bfloat16, torch.bfloat16, 1.9e-3), (torch.bfloat16, torch.float32, 1e-5),
+    (torch.float16, torch.float16, 3e-4), (torch.float16, torch.float32, 1e-5),
+])  # fmt: skip
+def test_the_gemms_add_nothing_to_the_roundings_of_the_logits_gradient(
+    operands: torch.dtype, dtype: torch.dtype, bound: float
+) -> None:
     h, weight, y, one = problem(512, 1024, 50257)
+    h, weight = h.to(operands), weight.to(operands)
     z, dx, dw = torch.empty(512, 50257), torch.empty(512, 1024), torch.zeros(50257, 1024)
     backend.logits(h, weight, z)
     stats = rows.row_stats(z, y, one, 0.0)
@@ -153,7 +159,9 @@ def test_the_gemms_add_nothing_to_the_roundings_of_the_logits_gradient(exact: bo
     g = Gradient(stats[0], -1 / found.total, None, None, found.others / found.total)
     expected = -torch.softmax(z.double(), 1)
     expected.scatter_(1, y[:, None], (found.others.double() / found.total)[:, None])
-    dz = rows.row_grads(z, y, one, 0.0, g, exact)
+    if operands == torch.float16:  # as the op scales it
+        expected, g = expected * 2**15, g.over(torch.tensor(2.0**-15))
+    dz = rows.row_grads(z, y, one, 0.0, g, dtype)
     backend.d_hidden(dz, weight, dx)
     for chunk in range(4):
         part = slice(chunk * 128, chunk * 128 + 128)
@@ -222,8 +230,8 @@ def test_offsets_past_2_to_31_are_right() -> None:
         rtol=0, atol=5e-6,
     )  # fmt: skip
     g, few = Gradient(one, one, None, None, one), Gradient(one[-8:], one[-8:], None, None, one[-8:])
-    dz = rows.row_grads(z, y, one, 0.0, g, exact=False)[-8:]
-    alone = rows.row_grads(last, y[-8:], one[-8:], 0.0, few, exact=False)
+    dz = rows.row_grads(z, y, one, 0.0, g, torch.bfloat16)[-8:]
+    alone = rows.row_grads(last, y[-8:], one[-8:], 0.0, few, torch.bfloat16)
     assert torch.equal(dz, alone)
     del z
     h, weight = torch.randn(n, 64).bfloat16(), torch.randn(V, 64).bfloat16()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -21,6 +21,15 @@ BACKENDS = [
     if info["available"]
     for variant in ([f"cpu-{isa}" for isa in ISAS] if name == "cpu" else [name])
 ]
+TAKE_FP16 = [name for name in BACKENDS if not name.startswith("cpu")]
+
+
+@contextmanager
+def on_backend(variant: str) -> Iterator[str]:
+    """The name of a backend; inside, the native one uses the variant's instruction set."""
+    name, _, isa = variant.partition("-")
+    with instruction_set(isa) if isa else nullcontext():
+        yield name
 
 
 @contextmanager

@@ -106,13 +106,27 @@ def upstream(n: int, seed: int = 5) -> tuple[Tensor, Tensor]:
     return c * counted, e * counted
 
 
-def scored(p: dict[str, Tensor], **options: Any) -> list[Tensor]:
+def scored(p: dict[str, Tensor], frozen: str = "", **options: Any) -> list[Any]:
     """Log-prob, entropy and log-sum-exp of `linear_logprob`, and its gradients for `upstream`."""
     q = leaves(p)
+    if frozen:
+        q[frozen].requires_grad_(False)
     out = linear_logprob(q["hidden"], q["weight"], q["targets"], **options)
     c, e = upstream(len(out.logprobs))
     (c * out.logprobs + e * out.entropy).sum().backward()
     return [out.logprobs.detach(), out.entropy.detach(), out.logsumexp, q["hidden"].grad, q["weight"].grad]
+
+
+def in_float64(
+    p: dict[str, Tensor], softcap: float | None = None, temperature: Any = 1.0, **_: Any
+) -> list[Tensor]:
+    """The same as `scored` in float64, by the full logits."""
+    hidden, weight = (p[k].double().requires_grad_() for k in ("hidden", "weight"))
+    scale = torch.as_tensor(1 / temperature, dtype=torch.float64).expand(len(hidden))
+    u, logp, entropy = exact_softmax(hidden @ weight.T, p["targets"], scale, softcap or 0.0)
+    c, e = upstream(len(hidden))
+    gradients = torch.autograd.grad((c * logp + e * entropy).sum(), (hidden, weight))
+    return [x.detach() for x in (logp, entropy, u.logsumexp(1), *gradients)]
 
 
 def exact(

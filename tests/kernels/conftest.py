@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backends import BACKENDS, ISAS, instruction_set
+from backends import BACKENDS, ISAS, instruction_set, on_backend
 
 
 @pytest.fixture(params=ISAS or ["none"])
@@ -21,9 +21,5 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of each backend that works here; `cpu` comes once for each instruction set."""
-    name, _, isa = request.param.partition("-")
-    if not isa:
-        yield name
-        return
-    with instruction_set(isa):
+    with on_backend(request.param) as name:
         yield name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import re
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from losses import Watch, error, run, scored
+from backends import BACKENDS as VARIANTS
+from backends import TAKE_FP16, on_backend
+from losses import Watch, error, in_float64, run, scored
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -80,6 +83,59 @@ def test_a_vocabulary_over_ranks_gives_what_one_rank_gives(size: int, tmp_path: 
             scale = max(1.0, float(whole.abs().max()))
             torch.testing.assert_close(part, whole, rtol=1e-5, atol=2e-6 * scale)
         assert all(torch.equal(part, parts[0]) for part in parts)
+
+
+RANDOM_CASES = 40
+BOUNDS = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2.5e-3}  # beside the result's rounding
+
+
+def random_case(seed: int) -> tuple[dict[str, Tensor], dict[str, Any], bool]:
+    """A problem, the options of `linear_logprob` and a frozen part, and if the vocabulary is in shards."""
+    draw = random.Random(seed)
+    n, h, v, std = draw.randint(1, 40), draw.randint(1, 30), draw.randint(2, 300), draw.choice([0.3, 1, 6])
+    p, backend = losses.problem(n, h, v, std, seed), VARIANTS[seed % len(VARIANTS)]
+    types = [torch.float32, torch.bfloat16, *[torch.float16] * (backend in TAKE_FP16)]
+    p |= {k: p[k].to(draw.choice(types)) for k in ("hidden", "weight")}
+    options = {
+        "backend": backend, "frozen": draw.choice(["", "", "hidden", "weight"]),
+        "softcap": draw.choice([None, 3.0, 30.0]), "chunk_rows": draw.choice([None, 7]),
+        "temperature": draw.choice([1.0, 0.7, torch.linspace(0.5, 2, n)]), "exact": draw.random() < 0.3,
+    }  # fmt: skip
+    return p, options, draw.random() < 0.5
+
+
+def random_cases(rank: int, size: int) -> list[list[Any]]:
+    results = []
+    for seed in range(RANDOM_CASES):
+        p, options, sharded = random_case(seed)
+        if sharded:
+            p["weight"], options["group"] = p["weight"].tensor_split(size)[rank], dist.group.WORLD
+        with on_backend(options["backend"]) as name:
+            results.append(scored(p, **options | {"backend": name}))
+    return results
+
+
+def test_random_cases_over_backends_types_shards_and_options_are_those_of_float64(tmp_path: Path) -> None:
+    got, wrong = on_ranks(2, tmp_path, random_cases), {}
+    for seed in range(RANDOM_CASES):
+        p, options, sharded = random_case(seed)
+        *values, dx64, dw64 = in_float64(p, **options)
+        bound = max(BOUNDS[p[k].dtype] for k in ("hidden", "weight"))
+        for rank in got:
+            for value, expected in zip(rank[seed], values, strict=False):
+                torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-5, msg=f"{seed}")
+        (*_, dx, dw), (*_, dw_2) = got[0][seed], got[1][seed]
+        if sharded and dw is not None:
+            dw = torch.cat([dw, dw_2])
+        for name, mine, expected in (("hidden", dx, dx64), ("weight", dw, dw64)):
+            assert (mine is None) == (options["frozen"] == name), (seed, name)
+            if mine is None:
+                continue
+            rounding = error(expected.to(p[name].dtype), expected)
+            distance = max(0.0, error(mine, expected) ** 2 - rounding**2) ** 0.5
+            if mine.dtype != p[name].dtype or not distance < bound:
+                wrong[seed, name] = (distance, options)
+    assert wrong == {}
 
 
 class Policy(nn.Module):

@@ -8,7 +8,8 @@ from typing import Any
 import losses
 import pytest
 import torch
-from losses import error, exact_softmax, leaves, problem, scored, spy, upstream
+from backends import TAKE_FP16
+from losses import error, in_float64, leaves, problem, scored, spy
 from torch import Tensor
 
 from kernels import linear_logprob, torch_backend
@@ -20,16 +21,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"exact": True},
     {"temperature": 0.7},
 ]
-
-
-def in_float64(p: dict[str, Tensor], softcap: float = 0.0, temperature: Any = 1.0, **_: Any) -> list[Tensor]:
-    """Log-prob, entropy and log-sum-exp by the full logits, and the gradients for `upstream`."""
-    hidden, weight = (p[k].double().requires_grad_() for k in ("hidden", "weight"))
-    scale = torch.as_tensor(1 / temperature, dtype=torch.float64).expand(len(hidden))
-    u, logp, entropy = exact_softmax(hidden @ weight.T, p["targets"], scale, softcap)
-    c, e = upstream(len(hidden))
-    gradients = torch.autograd.grad((c * logp + e * entropy).sum(), (hidden, weight))
-    return [x.detach() for x in (logp, entropy, u.logsumexp(1), *gradients)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -57,14 +48,17 @@ def test_float64_is_differentiated_in_float64() -> None:
         torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", TAKE_FP16)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_fp16_gradients_are_those_of_float64(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_gradients_are_those_of_float64(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = problem()
     p |= {k: p[k].half() for k in ("hidden", "weight")}
     if compiled:  # the ops' fakes tell the compiler the types
         monkeypatch.setattr(losses, "linear_logprob", torch.compile(linear_logprob, backend="aot_eager"))
         p["hidden"] = (2 * p["hidden"]) / 2
-    *_, dx, dw = scored(p, backend="torch")
+    *_, dx, dw = scored(p, backend=name)
     *_, dx64, dw64 = in_float64(p)
     assert dx.dtype == torch.float16 and max(error(dx, dx64), error(dw, dw64)) < 1e-3
 

@@ -321,14 +321,16 @@ MATMULS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
 
 def precisions(older: bool = False) -> list[Any]:
     """What the caller allows, by torch's newer API and by its older one."""
-    values = [place.fp32_precision for place in MATMULS]
+    values = [*(place.fp32_precision for place in MATMULS), MATMULS[0].allow_fp16_accumulation]
     return [*values, MATMULS[0].allow_tf32, torch.get_float32_matmul_precision()] if older else values
 
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    before = precisions()
+    *before, fp16_sums = precisions()
+    MATMULS[0].allow_fp16_accumulation = True
     yield
+    MATMULS[0].allow_fp16_accumulation = fp16_sums
     with suppress(RuntimeError):  # it raises after a change by the newer API, and changed nothing then
         torch.set_float32_matmul_precision("highest")
     for place, precision in zip(MATMULS, before, strict=True):
@@ -348,7 +350,7 @@ def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
     before, seen = precisions(older), list[Any]()
     spy(monkeypatch, torch, "mm", lambda *_, **__: seen.append(precisions(older)))
     run(problem(), backend="torch")
-    ieee = ["ieee", "ieee"] + [False, "highest"] * older
+    ieee = ["ieee", "ieee", False] + [False, "highest"] * older
     assert seen and all(x == ieee for x in seen) and precisions(older) == before
 
 

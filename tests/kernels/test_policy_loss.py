@@ -10,6 +10,7 @@ from typing import Any
 import losses
 import pytest
 import torch
+from backends import BACKENDS, TAKE_FP16
 from losses import Watch, error, exact, leaves, rounded, spy, train
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -179,14 +180,32 @@ def test_an_upstream_gradient_is_not_rounded_to_bf16_with_the_gradients() -> Non
         assert not torch.equal(scaled, stored * third.bfloat16())
 
 
-def test_fp16_gradients_outlive_a_loss_scale() -> None:
-    # GradScaler starts at 65536, which FP16 has not, and is there for gradients that FP16 has not either
-    p = problem()
-    p |= {k: p[k].half() for k in ("hidden", "weight")} | {"token_weights": p["token_weights"] * 1e-5}
-    out, dx, dw = train(p, 65536.0)
-    _, _, _, dx64, dw64 = exact(p, 65536.0)
+@pytest.mark.parametrize("backend", TAKE_FP16)
+@pytest.mark.parametrize("options", [
+    {}, {"chunk_rows": 5}, {"exact": True}, {"entropy_bonus": 0.3}, {"softcap": 3.0, "temperature": 0.7},
+], ids=str)  # fmt: skip
+def test_fp16_gradients_outlive_a_loss_scale(backend: str, options: dict[str, Any]) -> None:
+    """GradScaler starts at 65536, which FP16 has not, and is there for gradients that FP16 has not either.
+
+    Those of one chunk may be 1e5 times as large as those of the next, and weigh as much in one token's.
+    """
+    p = rounded(problem(), torch.float16)
+    p["token_weights"] *= torch.logspace(-5, -10, 37)[torch.randperm(37)] if "chunk_rows" in options else 1e-5
+    out, dx, dw = train(p, 65536.0, backend=backend, **options)
+    oracle = {k: x for k, x in options.items() if k not in ("chunk_rows", "exact")}
+    _, logp, _, dx64, dw64 = exact(p, 65536.0, **oracle)
     assert dx.dtype == dw.dtype == torch.float16 and out.loss.dtype == torch.float32
+    assert float((out.logprobs - logp).abs().max()) < 5e-6
     assert error(dx, dx64) < 5e-4 and error(dw, dw64) < 5e-4
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed")
+def test_rows_of_small_fp16_gradients_keep_their_digits_beside_large_ones() -> None:
+    p = rounded(problem(), torch.float16)
+    p["token_weights"] = torch.logspace(0, -6, 37)
+    dx, dx64 = train(p, 2.0**12, backend="triton")[1], exact(p, 2.0**12)[3]
+    by_row = (dx - dx64).norm(dim=1) / dx64.norm(dim=1)
+    assert float(by_row.max()) < 1e-3  # FP16 itself ends at 6e-8
 
 
 def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:

@@ -70,7 +70,7 @@ def test_a_target_of_another_shard_is_no_column_of_this_one(rows: Any, vocabular
 @pytest.mark.parametrize("bonus", [False, True])
 @pytest.mark.parametrize("cap", [0.0, 7.0])
 @pytest.mark.parametrize("vocabulary", [61, 5001])
-def test_the_gradient_is_float64s_and_in_bf16_the_nearest_in_place(
+def test_the_gradient_is_float64s_and_in_16_bits_the_nearest_in_place(
     rows: Any, backend: str, vocabulary: int, cap: float, bonus: bool
 ) -> None:
     z, y, it = problem(vocabulary)
@@ -86,15 +86,16 @@ def test_the_gradient_is_float64s_and_in_bf16_the_nearest_in_place(
         expected *= 4 / (x.exp() + (-x).exp()) ** 2  # 1 − tanh² without its cancellation
     g = Gradient(anchor, a, b if bonus else None, k if bonus else None, dz_y)
     chunk = z.clone()
-    exact = rows("row_grads", chunk, y, it, cap, g, True)
+    exact = rows("row_grads", chunk, y, it, cap, g, torch.float32)
     assert exact.data_ptr() == chunk.data_ptr() and error(exact, expected) < 5e-7
     torch.testing.assert_close(exact.double(), expected, rtol=2e-6, atol=2e-6)
-    chunk = z.clone()
-    rounded = rows("row_grads", chunk, y, it, cap, g, False)
     in_bf16 = backend == "triton" or (backend == "cpu" and native.info()["isa"] in ROUNDING)
-    assert torch.equal(rounded, exact.bfloat16() if in_bf16 else exact)
-    if backend == "triton":
-        assert rounded.data_ptr() == chunk.data_ptr() and rounded.stride() == (2 * vocabulary, 1)
+    for dtype in (torch.bfloat16, torch.float16) if backend == "triton" else (torch.bfloat16,):
+        chunk = z.clone()
+        rounded = rows("row_grads", chunk, y, it, cap, g, dtype)
+        assert torch.equal(rounded, exact.to(dtype) if in_bf16 else exact)
+        if backend == "triton":
+            assert rounded.data_ptr() == chunk.data_ptr() and rounded.stride() == (2 * vocabulary, 1)
 
 
 @pytest.mark.parametrize("gap", [
@@ -130,7 +131,7 @@ def test_rows_may_lie_apart_and_one_value_may_stand_for_all(rows: Any) -> None:
     results = []
     for x, targets, ones in ((z, y, one), (wide[:, :61], torch.stack([y, y], 1)[:, 0], spread)):
         stats = rows("row_stats", x.copy_(z), targets, ones, 0.0)
-        dz = rows("row_grads", x, targets, ones, 0.0, Gradient(ones, ones, ones, ones, ones), False)
+        dz = rows("row_grads", x, targets, ones, 0.0, Gradient(*[ones] * 5), torch.bfloat16)
         results.append([stats, dz.clone()])
         z, y, _ = problem(61)
         results[-1] += [x.clone() for x in rows("single_pass", x.copy_(z), targets, ones, -ones)]

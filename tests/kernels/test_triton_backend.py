@@ -14,17 +14,22 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from kernels.triton import backend, matmul
-from kernels.triton.split import split_bf16
+from kernels.triton.split import split_16
 
 pytestmark = INTERPRETED
 
 
-def test_parts_add_up_to_the_number() -> None:
+@pytest.mark.parametrize(("dtype", "decades", "all_bits"), [
+    (torch.bfloat16, (-20, 20), (8, 16, 24)), (torch.float16, (-0.9, 4.5), (11, 22)),
+])  # fmt: skip
+def test_parts_add_up_to_the_number(
+    dtype: torch.dtype, decades: tuple[float, float], all_bits: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
-    x = torch.randn(3, 37) * torch.logspace(-20, 20, 37)
-    for parts, bits in ((1, 8), (2, 16), (3, 24)):
-        split = split_bf16(x, parts, block=16)
-        assert torch.equal(split, parts_of(x, parts)) and torch.equal(split[:, -37:], x.bfloat16())
+    x = (1 + torch.rand(3, 37)) * torch.logspace(*decades, 37)
+    for parts, bits in enumerate(all_bits, 1):
+        split = split_16(x, parts, dtype, block=16)
+        assert torch.equal(split, parts_of(x, parts, dtype)) and torch.equal(split[:, -37:], x.to(dtype))
         total = split.double().view(3, parts, 37).sum(1)
         assert float(((total - x.double()) / x.double()).abs().max()) <= 2.0**-bits
 
@@ -39,16 +44,17 @@ def test_an_fp32_master_weight_beside_bf16_hidden_keeps_its_digits(parts: int, b
     assert float((out - h.double() @ weight.double().T).abs().max()) <= bound
 
 
-@pytest.mark.parametrize("hidden_type", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("weight_type", [torch.bfloat16, torch.float32])
-def test_exact_gradients_are_finer_than_bf16_for_every_pair_of_types(
+@pytest.mark.parametrize("hidden_type", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("weight_type", [torch.bfloat16, torch.float32, torch.float16])
+def test_exact_gradients_are_finer_than_16_bits_for_every_pair_of_types(
     hidden_type: torch.dtype, weight_type: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     h, weight = torch.randn(7, 24).to(hidden_type), torch.randn(61, 24).to(weight_type)
     dz, start = torch.randn(7, 61), torch.randn(61, 24)
     prepared = backend.prepare(h, weight, torch.float32, 3)
-    for given, bound in ((dz, 1e-5), (dz.bfloat16(), 2.5e-3)):
+    rounded = (dz.half(), 3e-4) if hidden_type == torch.float16 else (dz.bfloat16(), 2.5e-3)
+    for given, bound in ((dz, 1e-5), rounded):
         dx, dw = torch.empty(7, 24), start.clone()
         backend.d_hidden(given, prepared, dx)
         backend.add_d_weight(given, h, dw)
@@ -65,18 +71,18 @@ def on_tensor_cores(left: Tensor, right: Tensor) -> Tensor:
     return total.float()
 
 
-def parts_of(x: Tensor, parts: int) -> Tensor:
-    """`split_bf16` in torch: the interpreter would take minutes for as many rows."""
+def parts_of(x: Tensor, parts: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """`split_16` in torch: the interpreter would take minutes for as many rows."""
     split = list[Tensor]()
     for _ in range(parts):
-        split.insert(0, x.bfloat16())
+        split.insert(0, x.to(dtype))
         x = x - split[0].float()
     return torch.cat(split, 1)
 
 
 @pytest.fixture
 def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "split_bf16", parts_of)
+    monkeypatch.setattr(matmul, "split_16", parts_of)
     monkeypatch.setattr(matmul, "_mm", lambda x, y, out: out.copy_(on_tensor_cores(x, y)))
     monkeypatch.setattr(matmul, "_add_mm", lambda x, y, out: out.add_(on_tensor_cores(x, y)))
 

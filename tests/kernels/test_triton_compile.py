@@ -83,13 +83,14 @@ def cases() -> list[tuple[str, Any]]:
         z, b = logits_buffer(vocabulary), row if cap else None
         name = f"V={vocabulary} cap={cap}"
         found.append((name, lambda z=z, cap=cap: rows.row_stats(z, y, row, cap)))
-        for exact in (False, True):
+        for dtype in (torch.bfloat16, torch.float32, torch.float16):
             g = Gradient(row, row, b, b, row)
-            run = lambda z=z, cap=cap, g=g, e=exact: rows.row_grads(z, y, row, cap, g, e)  # noqa: E731
-            found.append((f"{name} exact={exact}", run))
+            run = lambda z=z, cap=cap, g=g, d=dtype: rows.row_grads(z, y, row, cap, g, d)  # noqa: E731
+            found.append((f"{name} {short(dtype)}", run))
         if not cap:
             found.append((name, lambda z=z: rows.single_pass(z, y, row, row)))
-    found.append(("parts=3", lambda: split.split_bf16(new(ROWS, WIDTH), 3)))
+    found.append(("parts=3", lambda: split.split_16(new(ROWS, WIDTH), 3)))
+    found.append(("parts=2 fp16", lambda: split.split_16(new(ROWS, WIDTH), 2, torch.float16)))
     for dtype, parts, width, vocabulary in [
         (torch.bfloat16, 1, WIDTH, 151936),
         (torch.bfloat16, 3, WIDTH, 151936),
@@ -98,6 +99,8 @@ def cases() -> list[tuple[str, Any]]:
         (torch.float32, 1, 4001, 50257),
         (torch.bfloat16, 1, WIDTH, 256),  # one column tile
         (torch.bfloat16, 1, 1, 1),
+        (torch.float16, 1, WIDTH, 151936),
+        (torch.float16, 1, 4001, 50257),
     ]:
         h, weight = new(ROWS, width, dtype=dtype), new(vocabulary, parts * width, dtype=dtype)
         name = f"{str(dtype)[6:]} parts={parts} H={width} V={vocabulary}"
@@ -270,7 +273,8 @@ def described(value: Any, parameter: Any) -> tuple[str, bool]:
 
 
 def short(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "i64"}[dtype]
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
+    return names[dtype]
 
 
 @cache
@@ -335,13 +339,13 @@ def test_every_integer_argument_may_be_one(capability: int) -> None:
 
 
 @generations
-def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capability: int) -> None:
+def test_16_bit_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capability: int) -> None:
     unit = PRODUCT[capability]
     for name, code in report(capability).items():
         if name.startswith("gemm"):
-            assert bool(code[unit]) == ("bfloat16" in name), name
-            copies = "H=4096" in name and "bfloat16" in name and capability >= 90
-            assert bool(code["UTMALDG"]) == copies, name
+            assert bool(code[unit]) == ("float16" in name), name
+            copied = "H=4096" in name and "float16" in name and capability >= 90
+            assert bool(code["UTMALDG"]) == copied, name
             if "float32" in name:
                 assert not code["HMMA"], name  # TF32
             elif capability == 90:
@@ -353,7 +357,7 @@ def test_an_epilogue_is_at_most_10_instructions_a_logit_and_no_product_of_a_step
     """On Hopper. ptxas makes every product wait if the epilogue may read their sum too early."""
     found = report(90)
     measured = {n: code["epilogue"] for n, code in found.items() if code["epilogue"] and "cap" not in n}
-    assert len(measured) == 6  # score and fused: W as one or three parts, and a single column tile
+    assert len(measured) == 7  # score and fused: W as one or three parts, a single column tile; FP16's score
     assert {n: e for n, e in measured.items() if not 5 < e <= 10} == {}
     assert {n: code["waits"] for n, code in found.items() if code["HGMMA"] and code["waits"] != 1} == {}
 
@@ -374,7 +378,7 @@ def test_the_account_counts_what_was_compiled() -> None:
     row = "V=151936 cap=0.0"
     counted = {
         "row_stats": found[f"_row_stats {row}"]["logit"],
-        "row_grads": found[f"_row_grads {row} exact=False"]["logit"],
+        "row_grads": found[f"_row_grads {row} bf16"]["logit"],
         "single_pass": found[f"_single_pass {row}"]["logit"],
         "score": found["gemm score bfloat16 parts=1 H=4096 V=151936"]["epilogue"],
         "fused_epilogue": found["gemm fused bfloat16 parts=1 H=4096 V=151936"]["epilogue"],
@@ -389,16 +393,16 @@ def test_odd_vocabularies_rows_are_read_and_written_16_bytes_at_a_time(
 ) -> None:
     found = {n: code["loops"] for n, code in report(capability).items() if f" V={vocabulary} " in n}
     found = {name: loops for name, loops in found.items() if name.startswith("_")}
-    assert len(found) == 4
+    assert len(found) == 5
     for name, loops in found.items():
         wide = [accesses for accesses in loops if all(".v4.b32" in x or ".v8." in x for x in accesses)]
         assert wide and len(wide) * 2 >= len(loops), (name, loops)
 
 
 @generations
-def test_bf16_results_wait_for_all_reads_of_their_tile(capability: int) -> None:
+def test_16_bit_results_wait_for_all_reads_of_their_tile(capability: int) -> None:
     for name, code in report(capability).items():
-        if name.startswith("_row_grads") and "exact=False" in name:
+        if name.startswith("_row_grads") and "fp32" not in name:
             order = [mnemonic.split(".")[0] for mnemonic in code["order"]]
             stores = order.index("STG")
             reads = stores - 1 - order[:stores][::-1].index("LDG")

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from kernels.rows import softmax
 from kernels.triton import fused
 from kernels.triton.config import GemmConfig
-from kernels.triton.split import split_bf16
+from kernels.triton.split import split_16
 
 pytestmark = INTERPRETED
 POINTERS = GemmConfig(16, 64, 32, warps=1, stages=1, group=2)
@@ -40,7 +40,9 @@ def oracle(
 
 @each_tiles
 @pytest.mark.parametrize(
-    ("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.bfloat16, 4.0), (torch.float32, 0.0)], ids=str
+    ("dtype", "cap"),
+    [(torch.bfloat16, 0.0), (torch.bfloat16, 4.0), (torch.float32, 0.0), (torch.float16, 4.0)],
+    ids=str,
 )
 def test_scores_are_float64s_without_logits(tiles: GemmConfig, dtype: torch.dtype, cap: float) -> None:
     h, weight, y, it = problem(dtype)
@@ -95,7 +97,7 @@ def test_logits_of_integers_are_exact_and_stay_inside(tiles: GemmConfig) -> None
 def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, bound: float) -> None:
     torch.manual_seed(0)
     h, weight = torch.randn(5, 72).bfloat16(), torch.randn(67, 72) * 0.1
-    split, y, it = split_bf16(weight, parts), torch.arange(5), torch.ones(5)
+    split, y, it = split_16(weight, parts), torch.arange(5), torch.ones(5)
     z = torch.empty(5, 68)[:, :67]
     fused.logits(h, split, z, tiles)
     assert float((z - h.double() @ weight.double().T).abs().max()) <= bound
