@@ -107,6 +107,16 @@ def cut_cross_entropy(p: LossProblem, **options: Any) -> LossAnswer:
     return backward(cispo(logp, p), logp, None, p)
 
 
+def quack(p: LossProblem) -> LossAnswer:
+    """Σ −log π, since its fused loss has no weight per token: no results that could be compared."""
+    peer = importlib.import_module("quack.linear_cross_entropy")
+    loss = peer.chunked_linear_cross_entropy(
+        p.hidden, p.weight, p.targets, chunk_size=p.chunk_rows, reduction="sum"
+    )
+    torch.autograd.grad(loss, (p.hidden, p.weight))
+    return LossAnswer()
+
+
 def trl(p: LossProblem) -> LossAnswer:
     """TRL computes tiles of 4096 tokens by a slice of the vocabulary, here of the same size as a chunk."""
     peer = importlib.import_module("trl.kernels.chunked_logprob")
@@ -202,5 +212,6 @@ def peers() -> list[Provider]:
         Provider("Liger scaled cross entropy", liger_per_token, "per token, CISPO outside"),
         Provider("Cut-Cross-Entropy", cut_cross_entropy, "per token, small gradients filtered, no entropy"),
         *(exact_cce if DEVICE == "cuda" else []),
+        Provider("QuACK linear cross entropy", quack, "unweighted Σ −log π: time and memory alone"),
         Provider("TRL chunked log-prob", trl, "per token, CISPO outside"),
     ]
