@@ -7,11 +7,12 @@ the product of a row of hidden with a row of the weight. So no row kernel has to
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .check import check_shapes, check_values, inverse
 from .head import chunks
-from .operands import Reduce, operands
+from .operands import Reduce, operands, shard_offset
 from .scoring import linear_logprob
 
 GATHER_BYTES = 128 << 20  # of gathered rows of the weight, in memory at a time
@@ -24,6 +25,7 @@ def topk_logprob(
     *,
     temperature: float | Tensor = 1.0,  # a number, or (N,)
     softcap: float | None = None,
+    group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -35,11 +37,12 @@ def topk_logprob(
     if ids.dim() != 2 or not ids.shape[1]:
         raise ValueError(f"ids: expected shape (N, k) with k of 1 or more, given {tuple(ids.shape)}")
     check_shapes(hidden, weight, torch.float32, ids=ids[:, 0])
-    check_values(hidden, len(weight), ids, inverse(temperature, hidden))
-    hidden, weight = operands(hidden, weight, None, reduce)
+    hidden, weight = operands(hidden, weight, group, reduce)
+    start, vocabulary = shard_offset(weight, group)
+    check_values(hidden, vocabulary, ids, inverse(temperature, hidden))
     options: dict[str, Any] = {"temperature": temperature, "softcap": softcap, "backend": backend}
-    first = linear_logprob(hidden, weight, ids[:, 0], **options).logprobs
-    u: Tensor = _Logits.apply(hidden, weight, ids.long())
+    first = linear_logprob(hidden, weight, ids[:, 0], group=group, **options).logprobs
+    u: Tensor = _Logits.apply(hidden, weight, ids.long() - start, group)
     if softcap is not None:
         u = softcap * torch.tanh(u / softcap)
     u = u * inverse(temperature, hidden)[:, None]
@@ -64,31 +67,47 @@ def _log_rest(logprobs: Tensor) -> Tensor:
 
 
 class _Logits(torch.autograd.Function):
-    """(N, k) the products of hidden (N, H) with rows ids (N, k) of the weight, in FP32, or FP64 if it is."""
+    """(N, k) the products of hidden (N, H) with rows ids (N, k) of the weight, in FP32, or FP64 if it is.
+
+    With a group, rows outside this rank's shard are another rank's.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden, weight, ids)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, group: dist.ProcessGroup | None
+    ) -> Tensor:
+        local = (ids >= 0) & (ids < len(weight))
+        ids = ids.clamp(0, len(weight) - 1)
+        ctx.save_for_backward(hidden, weight, ids, local)
+        ctx.group = group
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         u = hidden.new_empty(ids.shape, dtype=dtype)
         for rows in _chunks(ids, weight):
             u[rows] = (weight[ids[rows]].to(dtype) * hidden[rows, None].to(dtype)).sum(2)
-        return u
+        return _summed(u.where(local, 0.0), group)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, c: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden, weight, ids = ctx.saved_tensors
-        d_hidden, d_weight = torch.empty_like(hidden), weight.new_zeros(weight.shape, dtype=c.dtype)
+    def backward(ctx: Any, c: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, ids, local = ctx.saved_tensors
+        c = c.where(local, 0.0)
+        d_hidden, d_weight = torch.empty_like(hidden, dtype=c.dtype), torch.zeros_like(weight, dtype=c.dtype)
         for rows in _chunks(ids, weight):
             factors = c[rows, :, None]
-            d_hidden[rows] = (factors * weight[ids[rows]]).sum(1).to(hidden.dtype)
+            d_hidden[rows] = (factors * weight[ids[rows]]).sum(1)
             summands, tokens = (factors * hidden[rows, None]).flatten(0, 1), ids[rows].flatten()
             if d_weight.is_cuda:  # sorted there, and without atomics; on the CPU index_add_ is
                 d_weight.index_put_((tokens,), summands, accumulate=True)
             else:
                 d_weight.index_add_(0, tokens, summands)
-        return d_hidden, d_weight.to(weight.dtype), None
+        return _summed(d_hidden, ctx.group).to(hidden.dtype), d_weight.to(weight.dtype), None, None
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum of all ranks' x, in place; x without a group."""
+    if group is not None:
+        dist.all_reduce(x, dist.ReduceOp.SUM, group)
+    return x
 
 
 def _chunks(ids: Tensor, weight: Tensor) -> list[slice]:

@@ -18,13 +18,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from backends import BACKENDS as VARIANTS
 from backends import TAKE_FP16, on_backend
-from losses import Watch, error, in_float64, run, scored
+from losses import Watch, error, in_float64, leaves, run, scored
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from kernels import GSPO, KL, backend_info
+from kernels import GSPO, KL, backend_info, linear_logprob, policy_loss, topk_logprob
 
 BACKENDS = [name for name, info in backend_info().items() if info["available"] and name != "triton"]
 N, H, V = 19, 9, 43  # on 3 ranks 15, 15 and 13
@@ -40,6 +40,15 @@ def problem() -> dict[str, Tensor]:
 def train(p: dict[str, Tensor], **options: Any) -> list[Any]:
     more = {"sequences": torch.arange(N) // 6, "logprobs_ref": p["logprobs_gen"] + 0.3}
     return run(p | more, kl=KL(0.1), entropy_bonus=0.2, exact=True, **options)
+
+
+def distilled(p: dict[str, Tensor], **options: Any) -> list[Any]:
+    """Log-probs of three tokens a row, a soft cap below, and the gradients of a loss on them."""
+    y, q = p["targets"], leaves(p)
+    ids = torch.stack([y, (y + 17) % V, 3 * y % V], 1)
+    logprobs = topk_logprob(q["hidden"], q["weight"], ids, softcap=5.0, temperature=0.8, **options)
+    (logprobs * p["advantages"][:, None]).square().sum().backward()
+    return [logprobs.detach(), q["hidden"].grad, q["weight"].grad]
 
 
 def _start(rank: int, size: int, folder: str, work: Callable[[int, int], Any]) -> None:
@@ -63,6 +72,7 @@ def sharded_vocabulary(rank: int, size: int) -> list[Tensor]:
         for objective in (None, GSPO()):
             results += train(p, group=dist.group.WORLD, backend=backend, chunk_rows=5, objective=objective)
         results += scored(p, group=dist.group.WORLD, backend=backend, chunk_rows=5)
+        results += distilled(p, group=dist.group.WORLD, backend=backend)
     return results
 
 
@@ -73,7 +83,7 @@ def test_a_vocabulary_over_ranks_gives_what_one_rank_gives(size: int, tmp_path: 
     for backend in BACKENDS:
         for objective in (None, GSPO()):
             expected += train(p, backend=backend, objective=objective)
-        expected += scored(p, backend=backend)
+        expected += scored(p, backend=backend) + distilled(p, backend=backend)
     assert all(len(rank) == len(expected) for rank in got)
     for i, whole in enumerate(expected):
         parts = [rank[i] for rank in got]
