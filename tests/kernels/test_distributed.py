@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from kernels import GSPO, KL, backend_info, linear_logprob, policy_loss, topk_logprob
+from kernels import GSPO, KL, backend_info, topk_logprob
 
 BACKENDS = [name for name, info in backend_info().items() if info["available"] and name != "triton"]
 N, H, V = 19, 9, 43  # on 3 ranks 15, 15 and 13
@@ -106,7 +106,7 @@ def random_case(seed: int) -> tuple[dict[str, Tensor], dict[str, Any], bool]:
     p, backend = losses.problem(n, h, v, std, seed), VARIANTS[seed % len(VARIANTS)]
     types = [torch.float32, torch.bfloat16, *[torch.float16] * (backend in TAKE_FP16)]
     p |= {k: p[k].to(draw.choice(types)) for k in ("hidden", "weight")}
-    options = {
+    options: dict[str, Any] = {
         "backend": backend, "frozen": draw.choice(["", "", "hidden", "weight"]),
         "softcap": draw.choice([None, 3.0, 30.0]), "chunk_rows": draw.choice([None, 7]),
         "temperature": draw.choice([1.0, 0.7, torch.linspace(0.5, 2, n)]), "exact": draw.random() < 0.3,
@@ -126,7 +126,8 @@ def random_cases(rank: int, size: int) -> list[list[Any]]:
 
 
 def test_random_cases_over_backends_types_shards_and_options_are_those_of_float64(tmp_path: Path) -> None:
-    got, wrong = on_ranks(2, tmp_path, random_cases), {}
+    wrong: dict[tuple[int, str], Any] = {}
+    got = on_ranks(2, tmp_path, random_cases)
     for seed in range(RANDOM_CASES):
         p, options, sharded = random_case(seed)
         *values, dx64, dw64 = in_float64(p, **options)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from backends import TAKE_FP16
 from losses import error, in_float64, leaves, problem, scored, spy
-from torch import Tensor
 
 from kernels import linear_logprob, torch_backend
 
