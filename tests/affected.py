@@ -5,8 +5,6 @@ trainer/learner/packing.py) or if it has changed itself. Changes are those since
 where there are none, those of the last commit.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -7,8 +7,6 @@ standard error: sqrt(p (1 - p) / n). Results are appended to build/mutants.jsonl
 from there. Before, `make coverage` writes the data that name the tests, and their durations.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

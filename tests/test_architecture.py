@@ -1,7 +1,5 @@
 """Promises of docs/architecture.md: who may import whom, no import cycles, a small house, plain words."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -43,22 +41,24 @@ COMMANDS = {"trainer.main", "trainer.beginning", "trainer.doctor"}
 # its folder by that.
 CEILINGS = {
     # 95 the derivative of linear_logprob, 113 the adapters, 55 shards and autocast, 224 the losses of 2026,
-    # 62 the distillation from a teacher's top-k, 27 what a review found wrong in them
-    "kernels": 3_175,
-    "trainer": 1_841,  # 60 of them beginning.py, which took the start of a run from launcher/ and main.py
-    "controller": 1_877,
-    "engines": 1_585,
-    "launcher": 1_624,
-    "accounting": 375,
-    "learner": 2_132,
-    "models": 269,
-    "verifiers": 1_353,
-    "sweep": 765,
-    "scaling": 5_678,
-    "bench": 4_596,
-    "tests": 23_096,
+    # 62 the distillation from a teacher's top-k, 27 what a review found wrong in them, 46 FP16 on Triton and
+    # the distillation over shards
+    "kernels": 3_221,
+    # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto
+    "trainer": 1_856,
+    "controller": 1_940,  # 76 conversations, held-out prompts that stay, boxed answers
+    "engines": 1_588,  # 3 sliding windows
+    "launcher": 1_637,  # 13 the value network's sign, compute that never falls, model.dtype auto
+    "accounting": 382,  # 7 active experts
+    "learner": 2_175,  # 37 sliding windows, 6 the value network's rate, active experts
+    "models": 193,
+    "verifiers": 1_332,
+    "sweep": 750,  # 15 two recipes that are the same run
+    "scaling": 5_387,
+    "bench": 3_908,  # 8 QuACK's linear cross entropy
+    "tests": 21_321,
 }
-SCALING_CONSTANTS, SCALING_FLOORS = 65, 9  # module-level numbers; the longest chain of imports
+SCALING_CONSTANTS, SCALING_FLOORS = 63, 7  # module-level numbers; the longest chain of imports
 
 
 @cache

@@ -1,8 +1,6 @@
 """Promises of SECURITY.md that no other test holds: nothing of others is unpickled, no secret is written,
 no port is open."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pickle

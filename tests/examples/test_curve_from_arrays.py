@@ -1,7 +1,5 @@
 """The promises of examples/curve_from_arrays.py: it prints a fit, a comparison and a prediction."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

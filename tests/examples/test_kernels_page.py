@@ -1,7 +1,5 @@
 """The promise of docs/kernels.md: its code runs, top to bottom, as a reader would paste it."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

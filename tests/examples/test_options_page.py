@@ -1,7 +1,5 @@
 """The promise of docs/options.md: every key that it names for this project, and for TRL, exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

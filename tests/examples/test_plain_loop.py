@@ -1,7 +1,5 @@
 """The promises of examples/plain_loop.py: it learns, the same way every time, and fits on a page."""
 
-from __future__ import annotations
-
 import inspect
 from itertools import islice
 

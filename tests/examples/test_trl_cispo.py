@@ -1,7 +1,5 @@
 """The promises of examples/trl_cispo.py: TRL's CISPO loss to 1e-4, anchored on the generator, learning."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

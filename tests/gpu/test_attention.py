@@ -1,7 +1,5 @@
 """On a GPU: the flash kernel's attention over a tree of completions equals the masked one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Needs torch, Triton, NumPy and pytest only. Oracles are computed in float64 on the GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

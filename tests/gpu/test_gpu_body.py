@@ -1,7 +1,5 @@
 """The body's ops on a GPU: real sizes against float64, and the same bits twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """On a GPU: the torch engine gives the CPU's completions, with CUDA graphs, and what `step` waits for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The kernels' backends that work here; the native one once for each instruction set that it can run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 

@@ -1,7 +1,5 @@
 """The commands of `python -m trainer.scaling` as a user runs them; tests/trainer/scaling has the fixture."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts an engine of either kind as the launcher does, and computes what its tests expect."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os
@@ -68,7 +66,7 @@ def settings(model: str, run_dir: Path, kind: str, dtype: str = "float32", **eng
 class EngineProcess:
     """An engine's process. Only one event loop may have a `client` of it at a time."""
 
-    running: ClassVar[set[EngineProcess]] = set()  # closed by a fixture if a test fails
+    running: ClassVar[set["EngineProcess"]] = set()  # closed by a fixture if a test fails
 
     def __init__(self, config: Config, role: str = "engine", target: str = "", where: int | str = 1) -> None:
         self.role, self.version = role, 0

@@ -1,7 +1,5 @@
 """Roles without models, for tests of the launcher; `model_dir` says how they misbehave."""
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ misbehaves: {"fails": ["grpo-1"], "tick": 0.05, "killed_at": {...}}. Each start 
 the run folder, each step one of steps.txt.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Fakes for tests of the loop, which obey the protocols and record what happens, and runs of a controller."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import defaultdict

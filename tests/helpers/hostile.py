@@ -3,8 +3,6 @@
 What an attack tries is followed by the right answer, so that it passes exactly if the attempt has succeeded.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from textwrap import dedent

@@ -4,8 +4,6 @@ No text here is right for a case of `test_hostile_answers.py`, whatever decorate
 @PATH@ stands for a file that must never exist, @PORT@ for a port that nobody may connect to.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Judges for tests: a tiny reward model in a folder, and an OpenAI-compatible server on the loopback."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

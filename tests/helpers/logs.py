@@ -1,7 +1,5 @@
 """Logs of runs for tests of reading: write them as tables, read them as on a command line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence

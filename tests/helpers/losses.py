@@ -1,7 +1,5 @@
 """Problems for the fused loss, its results and gradients, the same in float64, and how far they lie apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that tests have started, by their ids: which of them still run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A recipe on a task of seconds, on either engine, and what its run must show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

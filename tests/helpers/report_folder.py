@@ -1,7 +1,5 @@
 """Runs for reports: a folder of a known sigmoid, whose texts are all hostile, and tables."""
 
-from __future__ import annotations
-
 import json
 from itertools import accumulate
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Simulated runs, as curves and as files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run of seconds, as a user would start it: a random model of 16 characters, 40 prompts, 4 steps."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

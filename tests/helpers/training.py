@@ -1,7 +1,5 @@
 """What tests of the learner train: small models, uneven batches, the gradient by float64 autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fixtures that run a test on every backend, or on every instruction set of the native one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The control flow of a kernel's machine code, from cuobjdump's listing: what a GPU executes for a tile."""
 
-from __future__ import annotations
-
 import heapq
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Promises of kernels/adapters.py: each gives the values and gradients of the function that it stands for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

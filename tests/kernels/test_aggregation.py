@@ -1,7 +1,5 @@
 """Promises of `token_weights`: each aggregation by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

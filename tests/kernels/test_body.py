@@ -1,7 +1,5 @@
 """The fused ops of the body, in plain torch and in Triton's interpreter, against float64 and autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -246,7 +244,7 @@ def test_other_float_types_take_torch() -> None:
     for dtype in (torch.float16, torch.float64):
         x = randn(3, 16, dtype=dtype)
         assert rms_norm(x, x[0]).dtype == dtype
-        with pytest.raises(ValueError, match="FP32.* BF16.*, given torch.float"):
+        with pytest.raises(ValueError, match=r"FP32.* BF16.*, given torch\.float"):
             rms_norm(x, x[0], backend="triton")
     if "triton" in BACKENDS:
         with pytest.raises(ValueError, match=r"'triton' takes FP32 and BF16, given torch.float16; 'torch'"):

@@ -1,7 +1,5 @@
 """Promises of the distillation from a teacher's top-k: log-probs, KL and gradients are those of float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Promises over ranks: a vocabulary in shards is the whole one; FSDP2's sharded head gets its gradient."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import re

@@ -1,7 +1,5 @@
 """Promises of linear_logprob as a differentiable function: its gradients are those of float64."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

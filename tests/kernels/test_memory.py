@@ -1,7 +1,5 @@
 """Promise of memory: one chunk of FP32 logits and dW are all that training holds for a while."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

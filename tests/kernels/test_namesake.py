@@ -1,7 +1,5 @@
 """Promises about PyPI's other `kernels`, which transformers looks for: no clash, or a clear message."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -1,7 +1,5 @@
 """Promises of the native CPU backend on every instruction set; its row kernels: test_rows.py."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

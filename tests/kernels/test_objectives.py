@@ -3,8 +3,6 @@
 The surrogates here are written again from the papers, for autograd through whole float64 logits.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

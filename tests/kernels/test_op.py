@@ -1,7 +1,5 @@
 """Promises of the op as a citizen of torch: compiled, checkpointed, repeatable, of any size."""
 
-from __future__ import annotations
-
 import gc
 import math
 import shutil

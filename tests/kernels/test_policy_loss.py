@@ -1,7 +1,5 @@
 """Promises of the fused loss: exact against a float64 oracle, never the whole logits, clear errors."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

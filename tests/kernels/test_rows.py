@@ -1,7 +1,5 @@
 """The row kernels of every backend, and of every instruction set of the native one, against float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton backend as the driver sees it, in the interpreter: GEMMs, splits, availability."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

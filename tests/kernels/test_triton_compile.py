@@ -4,8 +4,6 @@ Run as a program (not in the interpreter) it calls the backend on tensors withou
 would launch, and prints what the machine code holds. The tests read that.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

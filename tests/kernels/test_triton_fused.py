@@ -1,7 +1,5 @@
 """The Triton GEMM and its epilogues in the interpreter, against float64 and bit by bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernel of a chunk's terms in the interpreter, against the same formulas in torch, and its launches."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ TRL's own trainers compute theirs, from one random batch through a tiny model in
 model's hidden states. Compared are the loss and the gradients of all parameters.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

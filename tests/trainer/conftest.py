@@ -1,7 +1,5 @@
 """The runs of seconds that tests of whole programs start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

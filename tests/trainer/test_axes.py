@@ -4,8 +4,6 @@ A test says which values it covers: `@pytest.mark.axis("objective.aggregation", 
 are read from the files, so that a test counts whether or not it is collected in this run.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

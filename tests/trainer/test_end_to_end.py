@@ -1,7 +1,5 @@
 """Promises of the whole program, tried as a user tries it: real processes, real files, a tiny model."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

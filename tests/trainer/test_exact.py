@@ -1,7 +1,5 @@
 """Promises of runs that go on from another one's state: bit for bit what the unbroken run does, at k = 0."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Promises of the judge, tried as a user tries it: a reward model by folder and one by URL train; when the
 server goes away, the run names it and loses nothing."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from pathlib import Path

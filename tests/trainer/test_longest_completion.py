@@ -1,7 +1,5 @@
 """Everything that depends on the longest completion takes it from EngineConfig, with the phrase counted."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

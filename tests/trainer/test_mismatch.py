@@ -1,7 +1,5 @@
 """The promise of the mismatch by position: the mean of each range, however the tokens are packed."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The promise of a mixture as a user sees it: a run on two tasks leaves two curves that can be fitted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

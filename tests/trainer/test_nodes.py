@@ -3,8 +3,6 @@
 engine host 10.77.2.2 ---- node 0: 10.77.2.1, 10.77.1.1 ---- node 1: 10.77.1.2
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

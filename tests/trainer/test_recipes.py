@@ -1,7 +1,5 @@
 """Promises of recipes and tasks: any recipe on any task, who wins where both set a key, and true files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

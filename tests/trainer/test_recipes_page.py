@@ -1,7 +1,5 @@
 """The promise of docs/recipes.md: its tables say what the files say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The launcher runs in the test's process. Its roles are real processes, forked fr
 imported what they need, so that a run takes a second. On vLLM: engines/contract/test_recipes_served.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

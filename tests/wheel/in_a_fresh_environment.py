@@ -3,8 +3,6 @@
 `make test-wheel` runs this in an environment of its own, with the real packages and without the checkout.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

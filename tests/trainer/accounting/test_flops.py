@@ -1,7 +1,5 @@
 """Promise of accounting/flops.py: of a mixture of experts, those count that a token is routed to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The ledger's books, worked by hand: two roles on one core each, so that core-hours × 3600 are seconds."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of a run's own account: rates are found in each kind of file, and the factor is that by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises of the loop: the lag bound, in-flight versions, order, evaluation of one version, stop, resume."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Promises of curricula: hand-worked shares, the order of difficulty, exact resume, clear errors, lengths."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data: a split that depends on the texts only, and errors that name the line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Promises of the controller's deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

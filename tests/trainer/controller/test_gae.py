@@ -1,7 +1,5 @@
 """Promises of generalised advantage estimation, worked by hand, and of the batch that is made with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Promises of the loop at the paper's sizes, in virtual time: its lag, its pace, and interruptions."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.pipeline.virtual_run import LAG, PAPER, SPEEDS, Scheme, paper_rates, paper_run, run

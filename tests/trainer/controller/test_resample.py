@@ -1,7 +1,5 @@
 """Promises of dynamic sampling: full batches, the lag bound, its limit, no group lost, a history of all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises of a reward: the sum of all scorers with the weights of its step, and the length penalty."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Promises of PPO-off-policy-k: versions and lag of every batch, what engines hold when, epochs, resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Promises of weight sync: who pauses when, in which order, and what a failure does."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of the embedded engine, against transformers' own forward and generate on tiny random models."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path

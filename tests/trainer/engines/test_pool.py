@@ -1,7 +1,5 @@
 """Promises of the pool: each completion comes once, load is balanced, dead engines are replaced."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Promises of the pipe between controller and engine: neither side ever waits for the other to read."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Promises of the process around vLLM, with a backend in its place."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 from collections.abc import Iterable

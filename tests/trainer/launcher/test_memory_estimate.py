@@ -1,7 +1,5 @@
 """Promises of the memory estimate: it counts what is held; what cannot fit is refused before it is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

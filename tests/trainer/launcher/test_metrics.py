@@ -1,7 +1,5 @@
 """What a run records can be read back, whatever the numbers were."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

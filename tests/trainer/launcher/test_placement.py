@@ -1,7 +1,5 @@
 """Promises of the device split: derived where nothing is said, obeyed where it is, refused in one line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +170,7 @@ def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(named: dict
         engine_of(**named)
 
 
+@pytest.mark.axis("model.dtype", "auto")
 @pytest.mark.parametrize(
     ("given", "gpus", "installed", "kind"),
     [

@@ -1,7 +1,5 @@
 """Promises of the run's record: what each event adds to ledger, metrics, curve and view; no processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

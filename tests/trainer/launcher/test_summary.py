@@ -1,7 +1,5 @@
 """What is printed at the end of a run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of the supervisor, with roles that need no model: signals, stuck and killed roles, resumes."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

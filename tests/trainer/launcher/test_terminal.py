@@ -1,7 +1,5 @@
 """What a person sees: at any width, with anything missing, whatever the model wrote."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from typing import Any

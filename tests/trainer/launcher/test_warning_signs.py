@@ -1,7 +1,5 @@
 """Promises of the warnings: a sign is reported once it has held for its steps; healthy runs have none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

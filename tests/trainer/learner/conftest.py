@@ -1,7 +1,5 @@
 """The models that tests of the learner share: random weights, made once."""
 
-from __future__ import annotations
-
 import pytest
 from training import MODELS, make_model
 

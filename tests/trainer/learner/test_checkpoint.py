@@ -1,7 +1,5 @@
 """Promises of checkpoints: whole or not at all, and a resume continues bit for bit."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Promises of the critic: it learns, in any packing, precision and number of ranks, beside the policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

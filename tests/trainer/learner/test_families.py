@@ -1,7 +1,5 @@
 """Model families: what the engine and the learner say of a token is what transformers says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

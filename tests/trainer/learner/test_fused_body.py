@@ -1,7 +1,5 @@
 """The promise of the fused body: a model computes what it does without, and keeps its parameters' names."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Promises of the micro-batches prepared ahead: the same numbers, in order, and an error where it belongs."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Promises of the learner: exact gradients however packed, refusals that change nothing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

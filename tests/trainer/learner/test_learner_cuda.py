@@ -4,8 +4,6 @@ A rank of one proves that FSDP2's wrapping changes nothing; it moves no byte by 
 where NCCL can be made to take them for two machines.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of the learner's process: every message is answered, every failure reported with its cause."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import threading

@@ -1,7 +1,5 @@
 """Promises of the balance: every completion in a bin, and no single move shortens the longest by a tenth."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

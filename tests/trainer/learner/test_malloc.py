@@ -1,7 +1,5 @@
 """Promise of the allocator: freed memory is used again, without the system zeroing its pages again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Promises of the objective's settings: from groups to one gradient, each is its formula in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

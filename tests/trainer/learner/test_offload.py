@@ -4,8 +4,6 @@ On a CPU storages are freed and allocated in the same way; that other processes 
 not tested.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises of packing and its attention: nothing lost, twice or leaked; exact to plain transformers."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -4,8 +4,6 @@
 clipping. It takes nothing from the project but the numbers that both are given.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises of dtype, FP32 head and learning rate: numbers worked by hand, or float64's."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of a learner on several ranks: the gradient, the scores and the weights are those of one."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

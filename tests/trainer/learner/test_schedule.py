@@ -1,7 +1,5 @@
 """Promises of the schedule: every completion once, no rank waits long, every rank computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from training import sequence

@@ -1,7 +1,5 @@
 """Promises of the ratio metrics: those of the whole batch, however it is split, and by lag."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Promises of weight files: the engines' type, whole or not at all, removed after the run's death."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of weight transfer that need no vLLM: what is done on the GPU around its calls, in order."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

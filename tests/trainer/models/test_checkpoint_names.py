@@ -1,7 +1,5 @@
 """Promise of checkpoint names: a saved model's tensors, one by one, from the parameters in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Promises of halving: it stops what will hardly win, never the likeliest, once, and says what that saved."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

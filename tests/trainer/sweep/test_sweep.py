@@ -1,7 +1,5 @@
 """Promises of a sweep: each run once, whatever is killed; failures recorded; bad input starts nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

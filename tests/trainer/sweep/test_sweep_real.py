@@ -1,7 +1,5 @@
 """The promise that a sweep works with the real trainer: two runs of a tiny model end at their compute."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

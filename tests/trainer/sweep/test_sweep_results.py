@@ -1,7 +1,5 @@
 """Promises of a sweep's results: the paper's table, from kept curves as well, the verdicts, the cost."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """Kind `code`: the formats of tests, what passes, and that no program escapes, claims success or stays."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

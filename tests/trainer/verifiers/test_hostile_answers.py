@@ -4,8 +4,6 @@ The slow test judges the whole list and $HOSTILE_ANSWERS generated answers (1,00
 what became of them with `-rP`: the table of docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

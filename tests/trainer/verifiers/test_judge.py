@@ -1,8 +1,6 @@
 """Promises of the judge: its scores are the model's, by folder or by URL; nothing is asked twice; a server
 that is away is waited for, and then named."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The kinds of verifiers: what counts as right, what must not, and that a kind is one module."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

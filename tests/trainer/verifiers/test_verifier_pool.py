@@ -1,7 +1,5 @@
 """The pool: every item gets a verdict; nothing hangs, escapes or gets lost in a worker."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

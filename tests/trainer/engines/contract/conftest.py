@@ -1,7 +1,5 @@
 """Which engines the contract is tested on, and the small models they serve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

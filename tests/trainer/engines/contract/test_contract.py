@@ -1,7 +1,5 @@
 """What every engine promises the controller, tested on each kind of engine as its own process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

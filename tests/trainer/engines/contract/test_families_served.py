@@ -1,7 +1,5 @@
 """Other models than the tiny Llama, on both engines: a mixture of experts and SmolLM2."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

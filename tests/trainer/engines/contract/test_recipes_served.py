@@ -1,7 +1,5 @@
 """The recipes that differ in what they ask of an engine, two steps each, on vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A vLLM server by URL: the same promises over HTTP, the secret on every route, and a link that fails."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -2,8 +2,6 @@
 return, and that vLLM keeps its sequences while it sleeps. No weights travel by NCCL or CUDA IPC here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

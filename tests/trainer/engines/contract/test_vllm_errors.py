@@ -1,7 +1,5 @@
 """What vLLM cannot serve gets an error of one line: what was given, what was expected, what to do."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from dataclasses import replace

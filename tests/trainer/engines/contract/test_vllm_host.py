@@ -1,7 +1,5 @@
 """What vLLM and its server do to their host; vLLM itself is replaced, so that these tests do not need it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess
