@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from kernels.objectives import OBJECTIVES
 from trainer.config import Config, ConfigError
 from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, Layer, nested, read_layers, shipped
 from trainer.config.objective import check_objective
@@ -275,7 +276,11 @@ def _parser() -> argparse.ArgumentParser:
         section = key.rpartition(".")[0].partition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(f"{section} (--{section}.KEY VALUE)")
-        doc = doc.format(kinds=kinds_help()) if key == "verifier.kind" else doc
+        known = {
+            "verifier.kind": {"kinds": kinds_help()},
+            "objective.loss": {"losses": ", ".join(OBJECTIVES)},
+        }
+        doc = doc.format(**known[key]) if key in known else doc
         text = f"{doc} [{type_name(hint)}; default: {attrgetter(key)(Config())!r}]".replace("%", "%%")
         flags_ = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
         groups[section].add_argument(*flags_, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))

@@ -129,6 +129,7 @@ def follow(launch: Launch, devices: Devices) -> int:
 
 def dry_run(launch: Launch) -> int:
     """Print the config, the assignment of devices, the memory and the advice; start nothing."""
+    from trainer.controller.data import examine
     from trainer.launcher.advice import plan
 
     config = launch.config
@@ -140,6 +141,8 @@ def dry_run(launch: Launch) -> int:
     print(to_yaml(config))
     for source, keys in launch.origins.items():
         print(f"set by {source}: {', '.join(keys)}")
+    for task in config.tasks.values():
+        print(examine(task.data))
     print(memory_estimate.describe(config, devices, size))
     if size is not None:
         print(plan(config, size, devices.split()).text)

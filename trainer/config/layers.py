@@ -72,7 +72,8 @@ def read_layers(
     where, is_file = f"--{kind} {name}", name.endswith((".yaml", ".yml"))
     path = (folder or Path()) / name if is_file else FOLDERS[kind] / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(f"{where}: no such {kind}; give a .yaml file or one of: {shipped(kind)}")
+        problem = f"{path.absolute()} does not exist" if is_file else f"no such {kind}"
+        raise ConfigError(f"{where}: {problem}; give a .yaml file or one of: {shipped(kind)}")
     path = path.resolve()
     if path in above:
         circle = " -> ".join(p.stem for p in (*above[above.index(path) :], path))

@@ -41,7 +41,7 @@ class CriticConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:
     loss: str = "cispo"
-    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft`, `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`."""
+    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft`, `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`. All: {losses}."""
     max_ratio: Annotated[float, Range(above=0, most=math.inf)] = 4.0
     """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis`, `seq_tis` and `mismatch: truncate`."""
     clip_low: float | None = None

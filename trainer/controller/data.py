@@ -13,6 +13,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, DataConfig
@@ -52,21 +53,45 @@ class Question:
 
 def load_prompts(config: DataConfig, tokenizer: Any, task: str = "") -> Dataset:
     """Read, check, tokenise and split the prompts of a task. `tokenizer`: a transformers tokenizer."""
-    key, source, size = "data.held_out_source", config.held_out_source, config.size or None
-    questions = _questions(config.source, config, limit=size if source else None)
+    key, source, size = "data.held_out_source", config.held_out_source, config.size or math.inf
+    questions = _questions(config.source, config, limit=config.size or None if source else None)
     held_out = {} if source else _held_out(config.source, config, questions)
-    chosen = [q for i, q in questions.items() if i not in held_out and (not size or q.number <= size)]
-    prompts = {q.prompt_id: _prompt(q, config, tokenizer, task) for q in chosen}
-    if source:
-        apart = load_held_out(source, key, config, tokenizer, prompts, task)
-    else:
-        apart = tuple(_prompt(q, config, tokenizer, task) for q in held_out.values())
-    if not prompts:
+    chosen = {i: q for i, q in questions.items() if i in held_out or q.number <= size}
+    prompts = {i: _prompt(q, config, tokenizer, task) for i, q in chosen.items()}  # in the file's order
+    train = {i: prompt for i, prompt in prompts.items() if i not in held_out}
+    if not train:
+        more = " or raise data.size" if config.size else ""
         raise ConfigError(
             f"{config.source}: {len(questions)} different prompts; data.held_out takes {config.held_out}"
-            " and at least one must be left to train on: lower data.held_out or raise data.size"
+            f" and at least one must be left to train on: lower data.held_out{more}"
         )
-    return Dataset(tuple(prompts.values()), apart)
+    if source:
+        return Dataset(tuple(train.values()), load_held_out(source, key, config, tokenizer, train, task))
+    return Dataset(tuple(train.values()), tuple(prompts[i] for i in held_out))
+
+
+class _NoTokenizer:
+    """Stands in where the model is not there: a prompt without tokens, whatever the chat template."""
+
+    chat_template = "unknown"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return []
+
+    def apply_chat_template(self, turns: list[Turn], **options: Any) -> str:
+        return ""
+
+
+def examine(config: DataConfig) -> str:
+    """A line about the data for a dry run, which has no tokenizer. ConfigError if a file here is wrong."""
+    files = [x for x in (config.source, config.held_out_source) if x and not re.match(r"\w+:", x)]
+    if missing := [x for x in files if not Path(x).expanduser().is_file()]:
+        return f"data: {missing[0]} is not on this machine, so it is not checked"
+    if config.source not in files or len(files) < bool(config.held_out_source) + 1:
+        return f"data: {config.source}, which only a run reads"
+    data = load_prompts(config, _NoTokenizer())
+    counts = f"{len(data.train)} training prompts and {len(data.held_out)} held out"
+    return f"data: {counts}, in {' and '.join(files)}"
 
 
 def load_held_out(

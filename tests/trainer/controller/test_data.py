@@ -12,6 +12,7 @@ import pytest
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller.data import Dataset, load_prompts
+from trainer.main import main
 from trainer.verifiers.code_runner import decode, encode
 from trainer.verifiers.kinds.reasoning_gym import generate
 
@@ -127,6 +128,27 @@ def test_messages_and_system_prompts_go_through_the_chat_template(tmp_path: Path
 def test_what_is_no_text_is_no_prompt(value: Any, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", [{"question": value, "answer": "1"}] * 2)
     assert "a.jsonl:1: 'question' is" in (message := error(source=source)) and "list of messages" in message
+
+
+def test_a_dry_run_examines_the_files_that_are_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    source = write(tmp_path / "a.jsonl", rows(30))
+    argv = ["--data.source", source, "--dry-run"]
+    assert main([*argv, "--data.held_out", "8"]) == 0
+    assert f"data: 22 training prompts and 8 held out, in {source}" in capsys.readouterr().out
+    for more, says in (
+        (
+            ["--data.held_out", "30"],
+            "takes 30 and at least one must be left to train on: lower data.held_out",
+        ),
+        (["--data.answer_column", "solution"], "a.jsonl:1: no column 'solution'"),
+    ):
+        assert main([*argv, *more]) == 2
+        assert says in capsys.readouterr().err.splitlines()[-1]
+    assert main(["--data.source", "nowhere.jsonl", "--dry-run"]) == 0
+    assert "data: nowhere.jsonl is not on this machine, so it is not checked" in capsys.readouterr().out
 
 
 def test_a_boxed_answer_is_taken_with_its_braces_matched(tmp_path: Path) -> None:
