@@ -19,7 +19,7 @@ from trainer.controller.mixture import sampler_of
 from trainer.controller.rewards import Scored
 from trainer.controller.rollout import RolloutContext
 from trainer.messages import StepDone
-from trainer.types import Completion, Group, Prompt, Request, Rollout, TrainBatch
+from trainer.types import Completion, FinishReason, Group, Prompt, Request, Rollout, TrainBatch
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 Events = list[tuple[str, dict[str, Any]]]
@@ -32,7 +32,7 @@ def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:
 def rollout(reward: float, sampled: Sequence[bool] = (True,), **more: Any) -> Rollout:
     """A completion of the tokens 0, 1, 2 …, of which some are injected; one with a reward is correct."""
     n, outcome = len(sampled), "correct" if reward > 0 else "wrong"
-    fields = {
+    fields: dict[str, Any] = {
         "token_ids": np.arange(n, dtype=np.int32), "logprobs_gen": np.full(n, -0.5, np.float32),
         "versions": np.zeros(n, np.int32), "sampled": np.array(sampled, bool), "text": "", "reward": reward,
         "outcome": outcome, "truncated": False, "interrupted": not all(sampled),
@@ -78,7 +78,7 @@ class FakeEngine:
                 versions.append(self.version)
             n = len(versions)
             self.versions[request.request_id.partition(".")[0]].update(versions)
-            reason = "length" if wanted > request.max_tokens else "stop"
+            reason: FinishReason = "length" if wanted > request.max_tokens else "stop"
             ids = np.arange(n, dtype=np.int32) + 10
             logprobs = np.full(n, -0.5, np.float32)
             yield [Completion(request.request_id, index, ids, logprobs, np.array(versions, np.int32), reason)]
@@ -186,7 +186,8 @@ def controller(
     emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
     sampler = sampler_of(config, dataset.train, lambda text: None)
     journal, ctx = Journal(Path(config.run_dir) / "journal"), context(config, engine or FakeEngine())
-    return Controller(ctx, dataset, sampler, learner or FakeLearner(), journal, emit)
+    client: Any = learner or FakeLearner()
+    return Controller(ctx, dataset, sampler, client, journal, emit)
 
 
 def train(

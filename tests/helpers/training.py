@@ -25,11 +25,16 @@ SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "head_dim": 8,
+}
 MODELS = {
     "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
-    "moe": Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=8, norm_topk_prob=True, tie_word_embeddings=False),
+    "moe": Qwen3MoeConfig(**SHAPE, **EXPERTS, norm_topk_prob=True, tie_word_embeddings=False),
 }
 
 
