@@ -167,7 +167,7 @@ def _use_triton(backend: str | None, dtype: torch.dtype, *tensors: Tensor | None
     check_floating(dtype=dtype)
     x, *others = (tensor for tensor in tensors if tensor is not None)
     name, _ = choose(x, others[0], backend or ("triton" if x.is_cuda else "torch"))
-    types = {dtype, *(tensor.dtype for tensor in others)} - {torch.float32, torch.bfloat16}
+    types = {dtype, x.dtype, *(tensor.dtype for tensor in others)} - {torch.float32, torch.bfloat16}
     if name == "triton" and types:
         raise ValueError(f"backend 'triton' takes FP32 and BF16, given {types.pop()}; 'torch' takes it")
     if name == "triton" and not (x.is_cuda or INTERPRET):

@@ -245,7 +245,7 @@ def test_other_float_types_take_torch() -> None:
         x = randn(3, 16, dtype=dtype)
         assert rms_norm(x, x[0]).dtype == dtype
         with pytest.raises(ValueError, match=r"FP32.* BF16.*, given torch\.float"):
-            rms_norm(x, x[0], backend="triton")
+            rms_norm(x, x[0].float(), dtype=torch.float32, backend="triton")
     if "triton" in BACKENDS:
         with pytest.raises(ValueError, match=r"'triton' takes FP32 and BF16, given torch.float16; 'torch'"):
             swiglu(x.float(), x.float(), dtype=torch.float16, backend="triton")
