@@ -48,9 +48,7 @@ def _decided(launch: Launch, gpus: int) -> Launch:
     config, notes = launch.config, launch.notices
     used = 0 if memory_estimate.stays_on_cpu(config) else gpus
     if "recipe own" in launch.origins:
-        notes += (
-            "data of your own: ScaleRL with the sizes of a first run (recipe own), unless --recipe says",
-        )
+        notes += ("recipe own: ScaleRL with the sizes of a first run; --recipe chooses another",)
     if config.model.dtype == "auto" and used:
         notes += ("model.dtype bfloat16, as there are GPUs; master weights and LM head stay FP32",)
     config = placement.with_engine(placement.with_dtype(config, used), gpus)

@@ -28,7 +28,7 @@ def run(script: Path, home: Path, *args: str) -> subprocess.CompletedProcess[str
 def test_a_dry_run_of_every_script_accepts_its_settings(script: Path, tmp_path: Path) -> None:
     done = run(script, tmp_path, "--dry-run")
     assert done.returncode == 0 and "memory:" in done.stdout, done.stderr
-    own = "note: data of your own: ScaleRL with the sizes of a first run (recipe own), unless --recipe says\n"
+    own = "note: recipe own: ScaleRL with the sizes of a first run; --recipe chooses another\n"
     assert done.stderr in ("", own)  # no notice about settings that may not be meant
 
 

@@ -197,6 +197,15 @@ def test_fp16_gradients_outlive_a_loss_scale(backend: str, options: dict[str, An
     assert error(dx, dx64) < 5e-4 and error(dw, dw64) < 5e-4
 
 
+def test_fp16_gradients_of_logits_that_no_unit_scales_stay_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    types: list[torch.dtype] = []
+    plain = torch_backend.row_grads
+    # on CUDA this backend rounds to the type that it is given
+    monkeypatch.setattr(torch_backend, "row_grads", lambda *a: types.append(a[-1]) or plain(*a))
+    train(rounded(problem(), torch.float16), backend="torch")
+    assert set(types) == {torch.float32}
+
+
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed")
 def test_rows_of_small_fp16_gradients_keep_their_digits_beside_large_ones() -> None:
     p = rounded(problem(), torch.float16)

@@ -1,6 +1,9 @@
 """Promises of recipes and tasks: any recipe on any task, who wins where both set a key, and true files."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,14 @@ def test_a_recipe_file_of_ones_own_comes_after_a_shipped_task_and_a_line_names_w
     assert launch.notices == (
         "data.yaml sets data.size, which task study replaces: a task has data of its own",
     )
+
+
+def test_shipped_files_are_shipped_through_a_link_too(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(Path.cwd())
+    program = "from trainer import cli; print(cli.parse(['--recipe', 'grpo', '--task', 'study']).notices)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "link")}
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, cwd=tmp_path, env=environment, text=True) == "()\n"
 
 
 def test_a_task_replaces_the_recipes_data_altogether(tmp_path: Path) -> None:

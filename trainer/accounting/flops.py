@@ -18,9 +18,9 @@ from trainer.config import ObjectiveConfig
 def active_parameters(shapes: Mapping[str, Sequence[int]], experts_per_token: int | None) -> int:
     """N of a model from its parameters' shapes by name; a layer's E experts are stacked, (E, ...)."""
     total = 0
-    for name, (first, *rest) in shapes.items():
-        routed = experts_per_token if ".experts." in name else None
-        total += (routed or first) * math.prod(rest)
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        total += size * experts_per_token // shape[0] if experts_per_token and ".experts." in name else size
     return total
 
 

@@ -10,7 +10,7 @@ import yaml
 from trainer.config import Config, ConfigError
 from trainer.config.typed import build, fields, suggest
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 FOLDERS = {"recipe": RECIPES, "task": RECIPES / "tasks"}
 DATA_KEYS = ("data.", "mixture")  # a task replaces the recipe's altogether
 RECIPE_KEYS = (  # a task must not set these: runs of several recipes on one task differ in them

@@ -183,7 +183,7 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
     if critic.body == "own" and critic.coefficient != CriticConfig().coefficient:
         return (
             f"critic.coefficient is {critic.coefficient}, but a value network of its own has an AdamW of its "
-            "own, to which the weight of its loss makes no difference; remove it, or set critic.lr"
+            "own, to which the weight of its loss makes no difference; expected 0.5, the default"
         )
     if critic.body == "shared" and critic.dtype != "float32":
         return (

@@ -65,8 +65,9 @@ SIGNS = {
     "value": Sign(
         "critic/explained_variance",
         lambda value, first: value < 0.05,
-        "after {steps} steps the value network explains {value:.0%} of the variance of the returns, so it is "
-        "no baseline. Raise objective.critic.lr (null follows learner.lr), or set objective.critic.body none",
+        "for {steps} steps in a row the value network has explained less than 5 % of the variance of the "
+        "returns, so it is no baseline. Raise objective.critic.lr (null follows learner.lr), or set "
+        "objective.critic.body none",
         in_a_row=20,
     ),
     "repetition": Sign(
