@@ -131,8 +131,7 @@ class LMHead:
         if h.dtype == torch.float16 and self.name == "triton":
             unit = g.bound() / LARGEST_FP16
             g = g.over(unit)
-        unscaled = h.dtype == torch.float16 and unit is None  # FP16 would underflow
-        dtype = self.dtype if exact or unscaled else h.dtype
+        dtype = self.dtype if exact else h.dtype
         dz = backend.row_grads(z, targets - self.first, inverse_temperature, settings.cap, g, dtype)
         if d_hidden is not None:
             dx = h.new_empty(h.shape, dtype=self.dtype)

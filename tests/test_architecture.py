@@ -41,14 +41,14 @@ COMMANDS = {"trainer.main", "trainer.beginning", "trainer.doctor"}
 # its folder by that.
 CEILINGS = {
     # 95 the derivative of linear_logprob, 113 the adapters, 55 shards and autocast, 224 the losses of 2026,
-    # 62 the distillation from a teacher's top-k, 27 what a review found wrong in them, 47 FP16 on Triton and
+    # 62 the distillation from a teacher's top-k, 27 what a review found wrong in them, 46 FP16 on Triton and
     # the distillation over shards
-    "kernels": 3_222,
+    "kernels": 3_221,
     # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto, 9 help, dry run
     "trainer": 1_865,
     "controller": 1_956,  # 76 conversations, held-out prompts that stay, boxed answers; 16 a dry run's data
     "engines": 1_588,  # 3 sliding windows
-    "launcher": 1_637,  # 13 the value network's sign, compute that never falls, model.dtype auto
+    "launcher": 1_638,  # 14 the value network's sign, compute that never falls, model.dtype auto
     "accounting": 382,  # 7 active experts
     "learner": 2_175,  # 37 sliding windows, 6 the value network's rate, active experts
     "models": 193,
