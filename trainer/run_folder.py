@@ -17,6 +17,8 @@ SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 EVENTS = "events/controller.jsonl"  # what the record is made of, as the controller logs it
 ENDED = "ended.json"  # in the folder of a run that is complete
+EVALUATIONS, RESULTS = "evaluations", "results.jsonl"  # RUN/evaluations/NAME/results.jsonl
+HELD_OUT = "held_out.jsonl"  # what N completions of each held-out prompt are worth, by evaluation
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of folders in shared memory: of weights, vLLM, verifiers
 
@@ -35,16 +37,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     foreign = folder.is_dir() and any(folder.iterdir()) and not (folder / ".lock").exists()
     if not resume and (foreign or folder.is_file()):
         raise in_use
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as e:
-        raise ConfigError(f"cannot write {folder}: {e.strerror}; give another --run-dir") from e
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        problem = f"{folder} is being written by another process"
-        raise ConfigError(f"{problem}; wait for it, or give another --run-dir") from e
+    lock = lock_folder(folder, "--run-dir")
     if not resume and (checkpoints(folder) or any(p.stat().st_size for p in folder.glob("journal/*"))):
         lock.close()
         raise in_use
@@ -55,6 +48,21 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     if not resume:
         (folder / ORIGIN).unlink(missing_ok=True)
     (folder / ENDED).unlink(missing_ok=True)
+    return lock
+
+
+def lock_folder(folder: Path, option: str) -> IO[str]:
+    """Make the folder, and hold its lock until the returned file or this process ends. `option` names it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as e:
+        raise ConfigError(f"cannot write {folder}: {e.strerror}; give another {option}") from e
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        problem = f"{folder} is being written by another process"
+        raise ConfigError(f"{problem}; wait for it, or give another {option}") from e
     return lock
 
 
@@ -73,7 +81,7 @@ def _check_begun(folder: Path) -> None:
 
 def _set_aside(folder: Path) -> None:
     """Move what a run without a checkpoint has recorded to before-N/, since it starts from its beginning."""
-    files = ("metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json")
+    files = ("metrics.jsonl", "samples.jsonl", HELD_OUT, "timeline.jsonl", "ledger.json")
     names = ("journal", "events", "tensorboard", *files)
     if present := [path for name in names if (path := folder / name).exists()]:
         aside = folder / f"before-{1 + len(list(folder.glob('before-*')))}"
@@ -119,6 +127,15 @@ def kept_at(checkpoint: Path) -> float:
     return compute
 
 
+def checkpoint_at(run: str | Path, step: int, command: str) -> Path:
+    """The checkpoint of a run's step; ConfigError, which begins with the command, if there is none."""
+    by_step = {int(path.name.removeprefix("step-")): path for path in checkpoints(run)}
+    if step not in by_step:
+        others = f"it has those of {', '.join(map(str, by_step))}" if by_step else "it has none"
+        raise ConfigError(f"{command}: {run} has no checkpoint of step {step}; {others}")
+    return by_step[step]
+
+
 def latest(run_dir: str | Path) -> Path | None:
     """The newest complete checkpoint."""
     return max(checkpoints(run_dir), default=None)
@@ -134,10 +151,11 @@ def write_checksums(folder: Path) -> None:
     write_atomic(folder / CHECKSUMS, json.dumps(content, indent=1))
 
 
-def damage(folder: Path) -> str:
-    """Say what is wrong with the folder's files; empty if nothing is, or if it has no checksums."""
+def damage(folder: Path, without: str = " ") -> str:
+    """Say what is wrong with the folder's files; empty if nothing is, or if it has no checksums. Those whose
+    names begin with `without` do not matter."""
     try:
-        known = _read(folder / CHECKSUMS)
+        known = {k: v for k, v in _read(folder / CHECKSUMS).items() if not k.startswith(without)}
     except ValueError:
         return f"{CHECKSUMS} is not readable"
     for name, file in known.items():

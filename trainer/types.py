@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+# The log-prob of a prompt's token, and the likeliest in its place with its own; nats, at temperature 1.
+PROMPT_SCORE = np.dtype([("logprob", np.float32), ("best_id", np.int32), ("best_logprob", np.float32)])
 FinishReason = Literal["stop", "length", "abort"]
 Answer = str | tuple[str, ...]  # one accepted answer, or several, each of which is right
-Outcome = Literal["correct", "wrong", "unparsable", "timeout", "crash"]
+# The last two are of episodes whose environment failed, or gave no reward.
+Outcome = Literal["correct", "wrong", "unparsable", "timeout", "crash", "error", "unscored"]
 
 
 class Verdict(NamedTuple):
@@ -39,8 +42,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     answer: Answer
     metadata: dict[str, Any]  # the row's columns: what a scorer needs besides the answer; JSON-able
-    task: str = ""  # its name in the mixture
+    task: str = ""  # its name in the mixture, or the held-out set's
     place: str = field(default="", compare=False)  # of its row, for errors, such as `data.jsonl:3`
+    completions: tuple[tuple[int, ...], ...] = ()  # of its row, where the run learns them: token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,10 @@ class Request:
     stop_ids: frozenset[int]
     seed: int  # the i-th completion's random numbers depend on (seed, i, position) only
     evaluation: bool = False  # counts as `evaluate` in the engine's time and goes before training requests
-    keep_kv: bool = False  # a request that continues this one follows if it ends at max_tokens
+    keep_kv: tuple[FinishReason, ...] = ()  # ends after which a request that continues this one may follow
     # The request whose prompt and completion, with keys and values, this prompt begins with.
     continues: str = ""
+    score_prompt: bool = False  # log-probs of the prompt's tokens, too; with n = 1, not with `continues`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,14 @@ class Completion:
     logprobs_gen: NDArray[np.float32]  # (T,) nats, of the sampled distribution (at the temperature)
     versions: NDArray[np.int32]  # (T,) weight version that produced each token
     finish_reason: FinishReason
+    # (P − 1,) PROMPT_SCORE of the prompt's tokens from the second on, if the request asks for them.
+    prompt_scores: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PROMPT_SCORE))
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A completion with its reward; after an interruption: thinking + phrase + answer."""
+    """A completion with its reward; after an interruption: thinking + phrase + answer; of an environment: all
+    turns of an episode."""
 
     token_ids: NDArray[np.int32]  # (T,)
     logprobs_gen: NDArray[np.float32]  # (T,) nats; 0 where not sampled
@@ -87,6 +95,13 @@ class Rollout:
     interrupted: bool
     # The reward's parts before their weights, if several.
     scores: dict[str, float] = field(default_factory=dict)
+    # Of an episode, for people: the `turns` as messages, their `count`, `tool_calls`, `seconds` and `error`.
+    episode: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> bool:
+        """False for an episode without a reward: it is neither trained on nor part of a mean."""
+        return self.outcome not in ("error", "unscored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +115,8 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        """Share of rollouts that are correct."""
-        return float(np.mean([r.outcome == "correct" for r in self.rollouts]))
+        """Share of the scored rollouts that are correct; 0 of none."""
+        return float(np.mean([r.outcome == "correct" for r in self.rollouts if r.scored] or [False]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +152,11 @@ class TrainBatch:
     sequences: tuple[TrainSequence, ...]
     stats: dict[str, float]  # the controller's metrics of the batch: rewards, lag, lengths ...
     publish: bool = True  # the engines will need the new weights
+    steps: float = 0.0  # of the whole run, as expected now; 0: pipeline.steps
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _train_batch, (self.step, Columns.from_records(self.sequences), self.stats, self.publish)
+        sequences = Columns.from_records(self.sequences)
+        return _train_batch, (self.step, sequences, self.stats, self.publish, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +191,6 @@ def split(lengths: Sequence[int], flat: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _train_batch(
-    step: int, sequences: Columns[TrainSequence], stats: dict[str, float], publish: bool
+    step: int, sequences: Columns[TrainSequence], stats: dict[str, float], publish: bool, steps: float
 ) -> TrainBatch:
-    return TrainBatch(step, tuple(sequences.to_records()), stats, publish)
+    return TrainBatch(step, tuple(sequences.to_records()), stats, publish, steps)

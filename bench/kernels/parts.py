@@ -130,6 +130,8 @@ def op(p: LossProblem, chunk: int) -> Iterator[Line]:
     for name, mode in modes.items():
         work = (8 if "GSPO" in name else 6) * flop  # GSPO scores all tokens first
         yield Line(name, partial(ours, p, backend, chunk_rows=chunk, **mode), work)
+    frozen = replace(p, weight=p.weight.detach())
+    yield Line("training, head frozen", partial(ours, frozen, backend, chunk_rows=chunk), 4 * flop)
     for kernel in ROW_KERNELS if TRITON else ():
         for rows in sorted({chunk // 2, chunk, n}):
             call = partial(ours, p, backend, row_kernel=kernel, chunk_rows=rows)

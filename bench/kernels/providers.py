@@ -34,10 +34,10 @@ class Provider:
 
 
 def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: LossProblem) -> LossAnswer:
-    """The gradients of `loss` in hidden and weight."""
-    d_hidden, d_weight = torch.autograd.grad(loss, (p.hidden, p.weight))
+    """The gradients of `loss` in hidden, and in weight unless it is frozen."""
+    gradients = torch.autograd.grad(loss, [x for x in (p.hidden, p.weight) if x.requires_grad])
     logprobs, entropy = (x.detach() if x is not None else None for x in (logprobs, entropy))
-    return LossAnswer(loss.detach(), logprobs, entropy, d_hidden, d_weight)
+    return LossAnswer(loss.detach(), logprobs, entropy, *gradients)
 
 
 def cispo(logp: Tensor, p: LossProblem) -> Tensor:

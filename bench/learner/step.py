@@ -23,7 +23,7 @@ from bench.measure import milliseconds
 from kernels import native
 from trainer.accounting import kernel_cost
 from trainer.accounting.kernel_cost import Shape
-from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
+from trainer.config import Config, LearnerConfig, LoraConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner.learner import Learner
 from trainer.learner.packing import pack
 from trainer.telemetry import Clock
@@ -165,10 +165,11 @@ def save_model(p: StepProblem, folder: str) -> None:
 Step = Callable[[Sequence[TrainSequence]], float]  # one optimizer step; its loss
 
 
-def ours(p: StepProblem, folder: str) -> Step:
-    """trainer.learner.learner.Learner, as in a run."""
+def ours(p: StepProblem, folder: str, rank: int = 0) -> Step:
+    """trainer.learner.learner.Learner, as in a run; with LoRA of this rank."""
+    dtype: Any = p.dtype  # checked by the parser
     config = Config(
-        model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # checked by the parser
+        model=ModelConfig(path=folder, dtype=dtype, lora=LoraConfig(rank=rank)),
         objective=ObjectiveConfig(max_ratio=MAX_RATIO),
         pipeline=PipelineConfig(max_lag=10**6),  # the same batch at every version
         learner=LearnerConfig(
@@ -232,7 +233,9 @@ def _pad(sequences: Sequence[TrainSequence], device: str) -> dict[str, Tensor]:
     return {name: pad_sequence(row, batch_first=True).to(device) for name, row in rows.items()}
 
 
-PROVIDERS: dict[str, Callable[[StepProblem, str], Step]] = {"ours": ours, "plain": plain}
+PROVIDERS: dict[str, Callable[[StepProblem, str], Step]] = {
+    "ours": ours, "lora": partial(ours, rank=16), "plain": plain,
+}  # fmt: skip
 
 
 def best_gemm(p: StepProblem) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 
 ours    the Learner as in a run: completions packed as a tree under their prompt, no padding,
         fused loss, clipping, fused AdamW
+lora    the same with model.lora.rank 16: a frozen base, and no gradient of the head
 plain   transformers' model on padded micro-batches of a few completions, each with its prompt, in the
         batch's order; whole logits, log_softmax, CISPO, clipping, fused AdamW; dtype, weights,
         batch, SDPA and allocator settings are the same
@@ -137,9 +138,10 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
         shares = [None, None]
         if name == "ours" and rate:
             shares = [work["matmul"] / rate / s, (work["matmul"] + work["attention"]) / rate / s]
+        fed = tokens["fed_plain" if name == "plain" else "fed_ours"]
         lines.append([
             name, f"{s:.4g}", f"{min(seconds):.4g}–{max(seconds):.4g}", f"{tokens['useful'] / s:.4g}",
-            str(tokens[f"fed_{name}"]), *(number(x, ".3f") for x in shares), f"{memory[name] / 1e9:.2f}",
+            str(fed), *(number(x, ".3f") for x in shares), f"{memory[name] / 1e9:.2f}",
         ])  # fmt: skip
     text = [
         f"{p.model}, {p.dtype}, {machine_of(head)}",
@@ -150,7 +152,7 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
         f"bound: {number(rate and rate / 1e9, '.4g')} GFLOP/s, {bound}",
         table(HEAD, lines),
     ]
-    if len(medians) == len(PROVIDERS):
+    if {"ours", "plain"} <= medians.keys():
         speed, share = medians["plain"] / medians["ours"], memory["ours"] / memory["plain"]
         text.append(
             f"ours: {speed:.2f} × the useful tokens/s of plain (bar 1.5), {share:.2f} × its memory (.6)"

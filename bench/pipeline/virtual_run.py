@@ -23,11 +23,11 @@ from bench.pipeline.timed import Rates, Step, TimedEngine, TimedLearner, Virtual
 from bench.table import table
 from trainer.cli import parse
 from trainer.config import Config
+from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.deadline import Deadline
 from trainer.controller.rewards import Scored
-from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
 from trainer.engines.pool import EnginePool
 from trainer.launcher.placement import Split

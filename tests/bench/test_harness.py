@@ -112,7 +112,7 @@ WRONG_USE = [  # benchmark, options, what the error says
     ("pipeline", "--mean=100 --p95=50", "--mean 100 --p95 50: no log-normal"),
     ("pipeline", "--engine-rate=1:x", "SEQUENCES:TOKENS/S"),
     ("pipeline", "--engine-rate=1:5", "two points or more"),
-    ("learner", "--only=theirs", "expected one of ours, plain"),
+    ("learner", "--only=theirs", "expected one of ours, lora, plain"),
     ("kernels.parts", "--only=nothing", "no name contains that"),
 ]
 
@@ -168,3 +168,13 @@ def test_every_benchmark_is_listed_and_has_what_the_harness_needs(capsys: pytest
         assert f"python -m bench {name}" in harness.parser(name, module).format_help()
     assert main(["nonsense"]) == 2
     assert "expected one of: engine, " in capsys.readouterr().err
+
+
+def test_outside_a_git_checkout_the_commit_is_that_of_the_environment_or_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.delenv("COMMIT", raising=False)
+    assert harness.commit() == "unknown: not in a git checkout"
+    monkeypatch.setenv("COMMIT", "abc1234")
+    assert harness.commit() == "abc1234"

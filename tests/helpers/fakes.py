@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config, ConfigError, VerifierConfig
+from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal, records
 from trainer.controller.mixture import sampler_of
 from trainer.controller.rewards import Scored
-from trainer.controller.rollout import RolloutContext
 from trainer.messages import StepDone
 from trainer.types import Completion, FinishReason, Group, Prompt, Request, Rollout, TrainBatch
 
@@ -104,6 +104,9 @@ class FakeEngine:
         self.paused = False
         self.log.append("resume")
 
+    def release(self, request_id: str) -> None:
+        self.log.append(f"release {request_id}")
+
 
 @dataclass(eq=False)
 class FakeLearner:
@@ -148,11 +151,11 @@ class FakeRewards:
         return Scored(reward, "correct" if right else "wrong", {})
 
 
-def context(config: Config, engine: Any) -> RolloutContext:
+def context(config: Config, engine: Any, **more: Any) -> RolloutContext:
     rewards: Any = {name: FakeRewards(task.verifier) for name, task in config.tasks.items()}
     decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
     deadline = Deadline(config.pipeline.deadline_s)
-    return RolloutContext(config, engine, rewards, decode, frozenset({0}), (97, 98, 99), deadline)
+    return RolloutContext(config, engine, rewards, decode, frozenset({0}), (97, 98, 99), deadline, **more)
 
 
 def having(config: Config, **sections: dict[str, Any]) -> Config:

@@ -26,6 +26,8 @@ SHOWS: dict[str, Callable[[Steps], bool]] = {  # what an engine does otherwise t
     "article": lambda steps: steps[0]["train/length_max"] <= 6,
 }
 MORE = {  # a length penalty, or larger groups, would leave none of them without variance
+    # The teacher is at first the policy itself, which teaches nothing.
+    "distill": ("--objective.kl.to=initial", "--objective.kl.place=in_advantage"),
     "dapo-original": ("--verifier.length_penalty.cache_tokens=0", "--pipeline.completions_per_prompt=2"),
 }
 

@@ -24,7 +24,10 @@ from trainer.main import main
 
 Begin = Callable[..., list[str]]  # the command of a run in a folder, with further flags: conftest.py
 MAIN = [sys.executable, "-m", "trainer.main"]
-ROLES = (supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER)
+ROLES = (
+    supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER, supervisor.EVALUATION,
+    supervisor.SERVER,
+)  # fmt: skip
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
@@ -84,7 +87,9 @@ def program(argv: list[str], tmp: Path, code: int = 0) -> subprocess.CompletedPr
     return done
 
 
-def run(argv: list[str], tmp: Path, code: int = 0) -> tuple[str, str]:
+def run(
+    argv: list[str], tmp: Path, code: int = 0, main: Callable[[list[str]], int] = main
+) -> tuple[str, str]:
     """Run the command to its end in this process, and check its exit code; returns stdout and stderr."""
     environment(tmp)
     out, err = StringIO(), StringIO()

@@ -16,6 +16,7 @@ import kernels
 from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
+from trainer.learner.lora import adapted_layers
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor
 from trainer.types import Completion, Request, TrainBatch, TrainSequence
@@ -98,7 +99,9 @@ def save(one: Learner, path: Path) -> None:
     """A checkpoint of the learner, without a tokenizer."""
     tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
     state = {"version": one.version}
-    checkpoint.save(path, one.model.lm, tokenizer, one.networks, one.version, state, one.ranks)
+    checkpoint.save(
+        path, one.model.lm, tokenizer, one.weights, one.networks, one.version, state, one.ranks, one.adapter
+    )
 
 
 def config(**learner: Any) -> Config:
@@ -164,6 +167,14 @@ def with_values(one: Learner) -> Learner:
     for name, weight in one.critic.optimizer.weights.items():
         if name.removeprefix("head.") in ("weight", "bias"):
             weight.data.copy_(torch.randn(weight.shape) / 4)
+    return one
+
+
+def moved(one: Learner) -> Learner:
+    """The learner with adapters, if any, that are not zero: so both of their factors have a gradient."""
+    torch.manual_seed(3)
+    for layer in adapted_layers(one.model.lm).values():
+        layer.lora_B.data.normal_(0, 0.2)
     return one
 
 

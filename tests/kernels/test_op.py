@@ -337,7 +337,7 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("allowed", ["highest", "high", "medium", "by the newer API"])
-def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
+def test_products_are_fp32s_whatever_the_caller_allows_and_their_settings_stay(
     allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = allowed != "by the newer API"  # whose changes make the older getters raise

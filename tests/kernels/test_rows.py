@@ -9,7 +9,7 @@ from losses import check_single_pass, error, exact_softmax
 from torch import Tensor
 
 from kernels import backends, native
-from kernels.rows import Gradient, softmax
+from kernels.rows import Gradient, gradient, softmax
 from kernels.triton.config import RowConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
@@ -171,3 +171,17 @@ def test_the_single_pass_takes_rows_whose_target_is_elsewhere(rows: Any) -> None
     v = u - stats[0].double()[:, None]
     torch.testing.assert_close(stats[1].double(), v.exp().sum(1), rtol=1e-6, atol=0)
     torch.testing.assert_close(exp.double(), v.exp(), rtol=2**-7, atol=0)
+
+
+def test_no_gradient_exceeds_its_bound() -> None:
+    """FP16 divides by it: with an entropy term as large as the log-prob's, all |dz_j| are below."""
+    z, y, _ = problem(61, scale=6.0)
+    c, e = torch.randn(C), torch.tensor([-30.0, 30.0, -1.0, 1.0, 0.0])
+    u, _, entropy = exact_softmax(z, y, torch.ones(C), 0.0)
+    log_pi = u.log_softmax(1)
+    at_target = torch.nn.functional.one_hot(y, 61)
+    dz = c[:, None] * (at_target - log_pi.exp()) - e[:, None] * log_pi.exp() * (log_pi + entropy[:, None])
+    stats = backends._load("torch").row_stats(z, y, torch.ones(C), 0.0)
+    for rows in map(slice, range(C), range(1, C + 1)):
+        part = gradient(softmax(stats[:, rows]), c[rows], e[rows], torch.ones(1))
+        assert dz[rows].abs().max() <= part.bound() * (1 + 1e-6)

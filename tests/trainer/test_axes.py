@@ -24,7 +24,7 @@ def axes() -> set[tuple[str, object]]:
     choices |= {
         key: (False, True) for key, hint in hints.items() if hint is bool and key.startswith(SWITCHES)
     }
-    choices |= NUMBERS | {"objective.loss": tuple(OBJECTIVES)}
+    choices |= NUMBERS | {"objective.loss": tuple(OBJECTIVES), "objective.kl.to": ("initial", "generator")}
     return {
         (key, value) for key, values in choices.items() for value in values if key.split(".")[0] != "engine"
     }

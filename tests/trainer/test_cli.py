@@ -81,12 +81,19 @@ WRONG = {  # command lines, and what the error says
     "--mixture '{a: {data: {sourc: x}}}'": "unknown key 'mixture.a.data.sourc' .did you mean 'data.",
     "--mixture '{a: {share: 0}}'": "mixture.a.share is 0.0; expected above 0",
     "--mixture '{a: {data: x.jsonl}}'": "mixture.a.data: expected {source, options, .*}, given 'x.jsonl'",
-    "--mixture '{a: 1}'": "mixture.a: expected {share, data, verifier}, given 1",
+    "--mixture '{a: 1}'": "mixture.a: expected {share, data, verifier, environment}, given 1",
     "--mixture '{a/b: {}}'": "mixture: 'a/b'; expected a name, of letters",
     "--mixture '{a: {}}' --data.size 9 --verifier.kind exact": "move data.size, verifier.k",
-    "--mixture '{a: {}}' --evaluation.sets '{b/c: x}'": "'b/c'; expected TASK/NAME with a task of a",
-    "--mixture '{a: {}}' --evaluation.sets '{a: x}'": "'a'; expected TASK/NAME with a task of a",
-    "--evaluation.sets '{a/b: x}'": "evaluation.sets: 'a/b'; expected a name, of letters",
+    "--mixture '{a: {}}' --evaluation.sets '{b/c: x.jsonl}'": "'b/c'; expected TASK/NAME with a task of a",
+    "--mixture '{a: {}}' --evaluation.sets '{a: x.jsonl}'": "'a'; expected TASK/NAME with a task of a",
+    "--mixture '{a: {}}' --evaluation.sets '{a: {}}'": "evaluation.sets: 'a' is the name of a task",
+    "--evaluation.sets '{a: {data: {colum: x}}}'": "unknown key 'evaluation.sets.a.data.colum'",
+    "--evaluation.sets '{a: {data: {size: many}}}'": "evaluation.sets.a.data.size: expected int",
+    "--evaluation.sets '{a: 7}'": "a: expected text or {data, verifier, environment, samples}, given 7",
+    "--evaluation.sets '{a: aime42}'": "evaluation.sets: aime42: no such task; give a .yaml file or one of: ",
+    "--evaluation.sets '{a: math-code}'": "evaluation.sets: the task math-code is a mixture; expected one",
+    "--evaluation.sets '{a: {verifier: {kind: wishes}}}'": "evaluation.sets.a: verifier.kind 'wishes'",
+    "--evaluation.sets '{a/b: x.jsonl}'": "evaluation.sets: 'a/b'; expected a name, of letters",
     "--evaluation.pass_at '[2, 8]' --evaluation.samples 7": "pass_at: 8; .* at most evaluation.samples, .* 7",
     "--evaluation.maj_at '[0]'": r"evaluation.maj_at\[0\] is 0; expected 1 or more",
     "--verifier.kind nonsense": "verifier.kind 'nonsense': expected choice, .*, or module:f",
@@ -215,11 +222,33 @@ def test_a_mixture_starts_from_neutral_settings_and_reproduces_itself(tmp_path: 
     of_recipe = ("--verifier.length_penalty.cache_tokens", "9")
     penalised = cli.parse(["--mixture", two, *of_recipe]).config.tasks
     assert [t.verifier.length_penalty.cache_tokens for t in penalised.values()] == [9, 5]
-    (example,) = re.findall(r"```yaml\n(.+?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    example, _ = re.findall(r"```yaml\n(.+?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
     (tmp_path / "example.yaml").write_text(example)
     assert cli.parse(["--recipe", str(tmp_path / "example.yaml")]).config.tasks["sums"].data.held_out == 200
     single = cli.parse(["--data.source", "m.jsonl"]).config
     assert single.tasks == {"": TaskConfig(data=single.data, verifier=single.verifier)}
+
+
+def test_a_held_out_set_is_a_task_or_a_mapping_or_a_source_and_reproduces_itself(tmp_path: Path) -> None:
+    _, example = re.findall(r"```yaml\n(.+?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    (tmp_path / "example.yaml").write_text(example)
+    data = ["--data.source", "m.jsonl", "--data.template", "{question}?", "--data.held_out", "7"]
+    config = cli.parse(
+        ["--recipe", str(tmp_path / "example.yaml"), *data, "--verifier.kind", "number"]
+    ).config
+    assert reproduced(config, tmp_path) == config
+    sets = config.sets
+    assert {name: one.samples for name, one in sets.items()} == {"aime24": 16, "quiz": 16, "hard": 4}
+    kinds = {name: (one.verifier.kind, one.data.held_out) for name, one in sets.items()}
+    assert kinds == {"aime24": ("math", 0), "quiz": ("choice", 0), "hard": ("number", 7)}
+    assert (sets["aime24"].data.prompt_column, sets["aime24"].data.chat) == ("problem", True)
+    assert (sets["quiz"].data.answer_column, sets["quiz"].data.prompt_column) == ("right", "question")
+    assert (sets["hard"].data.source, sets["hard"].data.template) == ("hard.jsonl", "{question}?")
+    for name in ("aime25", "livecodebench", "math500"):
+        assert (
+            cli.parse(["--evaluation.sets", f"{{x: {name}}}"]).config.sets["x"].data.options["split"]
+            == "test"
+        )
 
 
 def test_the_resolved_config_reproduces_itself(tmp_path: Path) -> None:

@@ -207,5 +207,7 @@ def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
 def test_bad_data_is_one_line_with_its_line_number(begin: Begin, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
+    _, error = run(begin(tmp_path / "run", "--pipeline.epochs_of_data=9"), tmp_path, code=2)
+    assert "pipeline.epochs_of_data 9 comes to 72 (32 training prompts, 4 a step)" in error
     _, error = run(begin(tmp_path / "run", "--data.source", str(bad)), tmp_path, code=2)
     assert error.startswith("error: ") and error.count("\n") == 1 and "bad.jsonl:2" in error

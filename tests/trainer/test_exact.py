@@ -1,6 +1,7 @@
 """Promises of runs that go on from another one's state: bit for bit what the unbroken run does, at k = 0."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -148,6 +149,24 @@ def test_a_replay_of_lagged_samples_is_bit_for_bit_too(flags: str, begin: Begin,
     assert losses(again) == losses(parent) and weights(again) == weights(parent)
 
 
+def test_a_cosine_ends_with_the_compute_and_its_replay_is_bit_for_bit(begin: Begin, tmp_path: Path) -> None:
+    parent, budget = tmp_path / "run", 0.0015  # core-hours
+    limits = "--pipeline.steps=5000 --learner.schedule=cosine --logging.checkpoint_every=1"
+    run([*begin(parent), *limits.split(), f"--pipeline.max_compute={budget}"], tmp_path)
+    less = (
+        f"--pipeline.max_compute={budget / 100}"  # a replay is as long as its run, however slow the machine
+    )
+    rows, again = metrics(parent, "learner/lr"), new(tmp_path, "again", "--replay", str(parent), less)[0]
+    rates = {row["step"]: row["learner/lr"] for row in rows}
+    assert json.loads((parent / "ended.json").read_text())["by"] == "compute" and rates[1] == 1e-3
+    for row in rows[2:]:  # what was spent lags the step by the launcher's message
+        done = (row["step"] - 1) / max(row["train/planned_steps"], row["step"])
+        assert row["learner/lr"] == pytest.approx(1e-3 * (1 + math.cos(math.pi * done)) / 2)
+    assert min(rates.values()) < 0.1e-3 and rows[-1]["train/planned_steps"] < 2 * len(rows)
+    assert {row["step"]: row["learner/lr"] for row in metrics(again, "learner/lr")} == rates
+    assert losses(again) == losses(parent)
+
+
 @pytest.mark.parametrize("body", ["own", "shared"])
 def test_a_run_of_ppo_with_a_critic_goes_on_bit_for_bit_where_it_ended(
     body: str, begin: Begin, tmp_path: Path
@@ -162,6 +181,32 @@ def test_a_run_of_ppo_with_a_critic_goes_on_bit_for_bit_where_it_ended(
     assert all(row["train/effective_prompts"] == 4 for row in resumed)  # none is dropped for equal rewards
     for key in ("learner/loss", "learner/grad_norm", "critic/loss", "critic/explained_variance"):
         assert [row[key] for row in resumed] == [row[key] for row in unbroken], key
+
+
+def killed_at(argv: list[str], tmp: Path, instant: Callable[[], Any]) -> None:
+    """Begin the run, and kill all its processes once `instant` is true."""
+    with started(argv, tmp) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not instant() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_run_of_lora_that_is_killed_and_resumed_is_bit_for_bit_the_unbroken_one(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """Its learner begins with the base of model.path again, its engines with the sum in the checkpoint."""
+    flags = "--model.lora.rank=4 --learner.lr=1e-2 --objective.kl.coefficient=0.1"
+    kept, run_dir = tmp_path / "unbroken", tmp_path / "run"
+    run(begin(kept, *SETTINGS, *flags.split()), tmp_path)
+    saved = run_dir / "checkpoints" / "step-000004"
+    killed_at(begin(run_dir, *SETTINGS, *flags.split()), tmp_path, saved.exists)
+    run([*MAIN, "--resume", "--run-dir", str(run_dir)], tmp_path)
+    assert weights(run_dir) != weights(run_dir, 2)
+    assert losses(run_dir) == losses(kept) and len(losses(run_dir)) == STEPS
+    assert weights(run_dir) == weights(kept)
 
 
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
@@ -184,13 +229,7 @@ def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_o
     ]
     argv = begin(run_dir, *SETTINGS)
     for instant in instants:
-        with started(argv, tmp_path) as process:
-            deadline = time.monotonic() + 120
-            while process.poll() is None and not instant() and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert process.poll() is None
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        killed_at(argv, tmp_path, instant)
         argv = [*MAIN, "--resume", "--run-dir", str(run_dir)]
     run(argv, tmp_path)
     assert losses(run_dir) == losses(unbroken) and len(losses(run_dir)) == STEPS

@@ -182,6 +182,7 @@ EXCLUDED = {
     "--objective.max_ratio=5 --objective.loss=dapo": "max_ratio 5.0 has no effect: it needs objective.loss c",
     "--objective.std_over=all --objective.advantage_norm=group": "std_over all has no effect: it needs",
     "--curriculum.start=.5 --curriculum.kind=linear --curriculum.length_start=.5": "it needs curriculum.by",
+    "--engine.max_new_tokens=12 --engine.interruption.enabled=true": "tokens 12 has no effect: it needs",
     "--learner.warmup_steps=60": "warmup_steps is 60: the learning rate rises over all 60 steps",
     "--objective.anchor=recomputed": "each ratio is 1 without ppo_off_policy of several steps",
     "--objective.kl.coefficient=.1 --objective.kl.estimator=k1": "k1 has no effect in the loss",

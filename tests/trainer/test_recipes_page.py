@@ -19,8 +19,8 @@ def number(value: float) -> str:
 def bound(config: Config) -> str:
     """What limits the ratio, and what it is taken to."""
     objective = config.objective
-    if objective.loss in ("reinforce", "cispo"):
-        return "no ratio" if objective.loss == "reinforce" else f"ρ ≤ {number(objective.max_ratio)}"
+    if objective.loss in ("reinforce", "sft", "cispo"):
+        return "no ratio" if objective.loss != "cispo" else f"ρ ≤ {number(objective.max_ratio)}"
     assert objective.clip_low is not None and objective.clip_high is not None, "a recipe states its clip"
     mask = f", mask {number(objective.mask_low)} to {number(objective.mask_high)}"
     clip = f"{number(objective.clip_low)} / {number(objective.clip_high)}"
@@ -36,7 +36,9 @@ def scheme(config: Config) -> str:
 
 
 def kl_place(kl: KLConfig) -> str:
-    return f"in the {kl.place}" + (" to the generator" if kl.to == "generator" else "")
+    names = {"as_advantage": "place of the advantage", "in_advantage": "the advantage"}
+    model = {"initial": "", "generator": " to the generator"}.get(kl.to, f" to {kl.to}")
+    return f"in {names.get(kl.place, f'the {kl.place}')}{model}"
 
 
 def extras(config: Config) -> str:
@@ -76,7 +78,9 @@ def task_row(name: str) -> str:
         f"`{name}`",
         config.model.path if "model.path" in keys else "yours",
         " + ".join(t.data.source for t in tasks) if keys & {"data.source", "mixture"} else "yours",
-        " + ".join(t.verifier.kind for t in tasks) if keys & {"verifier.kind", "mixture"} else "yours",
+        " + ".join("environment" if t.environment.kind else t.verifier.kind for t in tasks)
+        if keys & {"verifier.kind", "environment.kind", "mixture"}
+        else "yours",
         f"{config.engine.max_new_tokens:,}" if "engine.max_new_tokens" in keys else "yours",
         batch if "pipeline.prompts_per_step" in keys else "the recipe's",
         number(config.learner.lr) if "learner.lr" in keys else "the recipe's",

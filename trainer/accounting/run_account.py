@@ -67,9 +67,9 @@ def run_times(run: Path) -> RunTimes | None:
     )
 
 
-def run_dtype(folder: Path) -> str:
+def run_dtype(run: Path) -> str:
     """The type of a run's model."""
-    return str(_config(folder)["model"]["dtype"])
+    return str((ledger_of(run) or {}).get("dtype") or _config(run)["model"]["dtype"])
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -28,13 +28,13 @@ def peak_tflops(device: torch.device) -> float | None:
 
 
 def throughput(
-    parameters: int, tokens: int, seconds: float, ranks: int, peak: float | None
+    token_flops: int, tokens: int, seconds: float, ranks: int, peak: float | None
 ) -> dict[str, float]:
-    """6 FLOPs per parameter and token, as in the run's FLOPs (accounting/flops.py), per second and device.
+    """`token_flops` a token, as in the run's FLOPs (accounting/flops.py), per second and device.
 
     What is computed twice to save memory does not count twice.
     """
-    tflops = 6 * parameters * tokens / seconds / ranks / 1e12
+    tflops = token_flops * tokens / seconds / ranks / 1e12
     return {"learner/tflop_per_s": tflops} | ({"learner/mfu": tflops / peak} if peak else {})
 
 

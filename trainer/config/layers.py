@@ -1,18 +1,20 @@
 """Recipe and task files: how to train, and on what. Either may build on another by `base:`."""
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, SetConfig
 from trainer.config.typed import build, fields, suggest
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 FOLDERS = {"recipe": RECIPES, "task": RECIPES / "tasks"}
-DATA_KEYS = ("data.", "mixture")  # a task replaces the recipe's altogether
+TASK_NAME = re.compile(r"[\w-]+|.*\.ya?ml")  # what else names a held-out set is a source
+DATA_KEYS = ("data.", "environment.", "mixture")  # a task replaces the recipe's altogether
 RECIPE_KEYS = (  # a task must not set these: runs of several recipes on one task differ in them
     "seed", "run_dir", "objective.", "curriculum.kind", "curriculum.start", "model.fp32_head",
     "pipeline.scheme", "pipeline.minibatches", "pipeline.epochs", "pipeline.max_lag", "pipeline.npr_",
@@ -64,12 +66,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def read_layers(
-    kind: str, name: str, folder: Path | None = None, above: tuple[Path, ...] = ()
+    kind: str, name: str, folder: Path | None = None, above: tuple[Path, ...] = (), key: str = ""
 ) -> list[Layer]:
     """A recipe or task (`kind`) and what it is based on, base first; ConfigError if one is missing or wrong.
 
     `name`: one that ships with the trainer, or a file, relative to the folder of the file that names it."""
-    where, is_file = f"--{kind} {name}", name.endswith((".yaml", ".yml"))
+    where, is_file = f"{key or f'--{kind}'} {name}", name.endswith((".yaml", ".yml"))
     path = (folder or Path()) / name if is_file else FOLDERS[kind] / f"{name}.yaml"
     if not path.is_file():
         problem = f"{path.absolute()} does not exist" if is_file else f"no such {kind}"
@@ -95,6 +97,29 @@ def read_layers(
         owner = "recipe" if kind == "task" else "task"
         raise ConfigError(f"{where} sets {', '.join(wrong)}: that is for the {owner} to set; move it there")
     return [*(read_layers(kind, base, path.parent, (*above, path)) if base else ()), layer]
+
+
+def read_set(name: str) -> SetConfig:
+    """The held-out set that a task file describes, by its data, verifier and evaluation.samples."""
+    layers = read_layers("task", name, key="evaluation.sets:")
+    values = {key: value for layer in layers for key, value in layer.values.items()}
+    if "mixture" in values or not values.get("data.source"):
+        problem = "is a mixture" if "mixture" in values else "names no data.source"
+        raise ConfigError(f"evaluation.sets: the task {name} {problem}; expected one with data of its own")
+    sections = ("data.", "verifier.", "environment.")
+    chosen = {key: value for key, value in values.items() if key.startswith(sections)}
+    samples = {"samples": values["evaluation.samples"]} if "evaluation.samples" in values else {}
+    one: SetConfig = build(nested(chosen | samples), SetConfig, f"task {name}")
+    return one
+
+
+def with_sets(config: Config) -> Config:
+    """The config in which held-out sets that name a task are the sets that these describe."""
+    sets = {
+        name: read_set(one) if isinstance(one, str) and TASK_NAME.fullmatch(one) else one
+        for name, one in config.evaluation.sets.items()
+    }
+    return replace(config, evaluation=replace(config.evaluation, sets=sets))
 
 
 def shipped(kind: str) -> str:

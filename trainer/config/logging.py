@@ -17,7 +17,7 @@ class LoggingConfig:
     keep_checkpoints: PositiveInt = 2
     """Checkpoints kept; older ones are deleted once a newer one is complete."""
     keep_at: tuple[PositiveFloat, ...] | str = ()
-    """Device-hours (the ledger's total) whose checkpoints are kept for good, to evaluate a curve's points again or to branch from them: a list, `every 0.5`, or `every 2x from 0.5` (0.5, 1, 2, 4 ...). Each is written with the first step after."""
+    """Device-hours (the ledger's total) whose checkpoints are kept for good, to evaluate a curve's points again (`python -m trainer.evaluate RUN`) or to branch from them: a list, `every 0.5`, or `every 2x from 0.5` (0.5, 1, 2, 4 ...). Each is written with the first step after."""
     samples_per_step: NonNegativeInt = 2
     """Groups whose completions are written to samples.jsonl at each step."""
     tensorboard: bool = True

@@ -12,12 +12,17 @@ from trainer.config.values import ConfigError, NonNegativeFloat, PositiveFloat, 
 class KLConfig:
     coefficient: NonNegativeFloat = 0.0
     """Weight of the KL penalty; 0: no penalty, and no second model in memory."""
-    to: Literal["initial", "generator"] = "initial"
-    """π_ref of the penalty: the frozen initial model, or the generator that sampled the tokens (prime-rl), which needs no second model."""
+    to: str = "initial"
+    """π_ref of the penalty: the frozen `initial` model; the `generator` that sampled the tokens (prime-rl), which needs no second model; or another model with the same tokenizer, such as a teacher, by folder or hub name."""
     estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Schulman's estimators, with x = log π/π_ref: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (GRPO); or unbiased = ratio · k3 (DeepSeek-V3.2)."""
-    place: Literal["loss", "reward"] = "loss"
-    """Add the penalty to each token's loss term (GRPO), or subtract it from the reward (InstructGPT): `zero_variance: drop` then compares what is left of it, and `resample` and `advantage_norm: group` are refused."""
+    place: Literal["loss", "reward", "in_advantage", "as_advantage"] = "loss"
+    """Add the penalty to each token's loss term (GRPO); subtract it from the reward (InstructGPT): `zero_variance: drop` then compares what is left of it, and `resample` and `advantage_norm: group` are refused; `in_advantage`: subtract log π_gen - log π_ref from each token's advantage, after its norm; `as_advantage`: in place of it, so that rewards are not learned (on-policy distillation, docs/distillation.md). With these two `zero_variance: drop` drops no group."""
+
+    @property
+    def has_advantage(self) -> bool:
+        """True if each token has an advantage by the reference."""
+        return self.coefficient > 0 and self.place in ("in_advantage", "as_advantage")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +46,7 @@ class CriticConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:
     loss: str = "cispo"
-    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft`, `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`. All: {losses}."""
+    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft` (supervised: on completions of the data, docs/sft.md), `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`. All: {losses}."""
     max_ratio: Annotated[float, Range(above=0, most=math.inf)] = 4.0
     """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis`, `seq_tis` and `mismatch: truncate`."""
     clip_low: float | None = None
@@ -102,6 +107,11 @@ class ObjectiveConfig:
         return (self.loss, self.anchor) == ("icepop", "recomputed")
 
     @property
+    def supervised(self) -> bool:
+        """True if the completions are those of the data, and none is sampled to be trained on."""
+        return self.loss == "sft"
+
+    @property
     def has_critic(self) -> bool:
         """True if a value network, and not the group's mean, is the baseline of the advantages."""
         return self.critic.body != "none"
@@ -113,8 +123,8 @@ class ObjectiveConfig:
 
     @property
     def needs_reference(self) -> bool:
-        """True if a frozen copy of the initial model is the reference of a penalty."""
-        return self.kl.coefficient > 0 and self.kl.to == "initial"
+        """True if a frozen model, the initial one or a teacher, is the reference of a penalty."""
+        return self.kl.coefficient > 0 and self.kl.to != "generator"
 
     @property
     def needs_logprobs(self) -> bool:
@@ -167,8 +177,16 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
             f"mismatch {objective.mismatch} needs anchor recomputed, and a loss that is neither icepop (it "
             f"masks by itself) nor one over sequences such as gspo; given {objective.anchor} and {loss}"
         )
-    if objective.kl.coefficient and (objective.kl.to, objective.kl.place) == ("generator", "reward"):
-        return "kl.place reward needs kl.to initial; a penalty to the generator is a part of the loss"
+    if objective.kl.coefficient and objective.kl.to == "generator" and objective.kl.place != "loss":
+        place = objective.kl.place
+        return f"kl.place {place} needs kl.to initial or a model; a penalty to the generator is a part of the loss"
+    if objective.kl.has_advantage and objective.kl.estimator != "k1":
+        return f"kl.place {objective.kl.place} takes log π - log π_ref: expected estimator k1, given {objective.kl.estimator}"
+    if objective.kl.has_advantage and (over_sequences or objective.zero_variance == "resample"):
+        problem = f"{loss} has one advantage a completion" if over_sequences else "resample replaces groups"
+        return f"{problem}, and with kl.place {objective.kl.place} every token of every group has one; expected another"
+    if objective.supervised and (wrong := _of_samples(objective)):
+        return f"loss sft trains on the data's completions, of which there is {wrong}"
     if over_sequences and objective.has_critic:
         return (
             f"{loss} needs one advantage a completion, and a critic gives one a token; set critic.body none"
@@ -190,4 +208,18 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
             f"critic.dtype is {critic.dtype}, but a shared body has model.dtype and its value head "
             "is float32; expected critic.dtype float32, or critic.body own"
         )
+    return ""
+
+
+def _of_samples(objective: ObjectiveConfig) -> str:
+    """The first setting that needs samples of the policy, and what is expected; empty if there is none."""
+    for key, value, expected in (
+        ("zero_variance", objective.zero_variance, "keep"),
+        ("critic.body", objective.critic.body, "none"),
+        ("kl.coefficient", objective.kl.coefficient, 0),
+        ("anchor", objective.anchor, "generator"),
+        ("sequence_mask", objective.sequence_mask, "none"),
+    ):
+        if value != expected:
+            return f"no reward, generator or value: expected objective.{key} {expected}, given {value}"
     return ""

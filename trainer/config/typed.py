@@ -30,6 +30,8 @@ def build(value: Any, hint: Any, where: str, key: str = "", finite: bool = True)
             return _section(value, hint, where, f"{key}." if key else "")
     elif origin in (UnionType, Union):
         for choice in args:
+            if dataclasses.is_dataclass(choice) and isinstance(value, Mapping):
+                return build(value, choice, where, key)  # its error names the key inside
             with suppress(ConfigError):
                 return build(value, choice, where, key)
     elif origin is Literal:

@@ -2,10 +2,12 @@
 
 Dropped from the loss (the other completions are `surviving`):
   - completions cut at the token limit (`drop_truncated`), and those without a sampled token;
+  - episodes without a reward, since their environment failed or gave none;
   - groups whose other completions have equal rewards r, unless `zero_variance` is `keep`. With `resample`
     they are replaced before a batch is built, up to a limit;
   - tokens that were not sampled (the interruption phrase): weight 0.
-A prompt survives if one of its completions does. Dropped completions still count in their group's mean.
+A prompt survives if one of its completions does. Dropped completions still count in their group's mean, but
+episodes without a reward do not.
 
 Advantage: r − group mean, divided by the std of these differences over the surviving completions ("batch"),
 by the std of the group's rewards ("group"), by a given number ("global") or by nothing ("none"). A KL penalty
@@ -20,8 +22,13 @@ arXiv 2503.20783). The loss is Σ weight · term, however the batch is split int
 With a critic each token has an advantage of its own (`gae.py`), and the norms are over tokens: "batch" and
 "running" subtract the mean as well. A group whose rewards are equal is not dropped, since its advantages, to
 the critic's values, are not zero.
+
+With `kl.place: in_advantage` a token's advantage is its completion's less c · (log π_gen − log π_ref), the
+policy gradient of the reverse KL to a teacher (on-policy distillation); with `as_advantage` it is the latter
+alone. No group is dropped then, either.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +38,7 @@ from numpy.typing import NDArray
 from kernels import token_weights
 from trainer.config import KLConfig, ObjectiveConfig
 from trainer.controller.gae import critic_advantages
-from trainer.controller.scores import kl_reference, mismatch_weight, to_score
+from trainer.controller.scores import distance, kl_reference, mismatch_weight, to_score
 from trainer.types import Group, Rollout, TokenScores, TrainBatch, split
 
 EPS = 1e-6  # smallest divisor of an advantage
@@ -86,13 +93,17 @@ def build_batch(
     penalty = objective.kl.coefficient * np.array([p.sum(dtype=np.float64) for p in penalties])
     rewards = np.array([r.reward for r in rollouts]) - penalty  # (C,)
     surviving = (loss_tokens > 0) & _surviving(rollouts, rewards, group, objective)
-    counted = surviving | (objective.std_over == "all")
+    counted = surviving | np.array([r.scored and objective.std_over == "all" for r in rollouts])
     if objective.has_critic:
         by_token, targets = critic_advantages(rollouts, scores, penalties, objective)
         by_token = _normalised(by_token, sampled & counted[rollout], objective, moments)
         returns = split(lengths, targets.astype(np.float32))
     else:
-        by_token = _normalised(_centred(rewards, group, objective), counted, objective, moments)[rollout]
+        centred = _centred(rollouts, rewards, group, objective)
+        by_token = _normalised(centred, counted, objective, moments)[rollout]
+    gaps = distance(rollouts, scores) if objective.kl.has_advantage else np.zeros(0, np.float32)
+    if len(gaps):
+        by_token = by_token * (objective.kl.place == "in_advantage") - objective.kl.coefficient * gaps
     weights = np.zeros(len(sampled), np.float32)
     survivors = loss_tokens[surviving].tolist(), group[surviving].tolist()
     weights[sampled & surviving[rollout]] = token_weights(*survivors, objective.aggregation)
@@ -113,12 +124,11 @@ def build_batch(
         if surviving[i]
     ]
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
-    stats = _stats(groups, aside, lags) | {
-        "train/effective_prompts": float(len(set(group[surviving].tolist()))),
-        "train/effective_completions": float(len(sequences)),
-    }
-    if any(map(len, penalties)):
-        stats["kl/ref"] = float(sum(p.sum() for p in penalties) / max(1, sampled.sum()))
+    stats = _stats(groups, aside, lags)
+    stats["train/effective_prompts"] = float(len(set(group[surviving].tolist())))
+    stats["train/effective_completions"] = float(len(sequences))
+    if len(estimates := np.concatenate([*penalties, gaps])):
+        stats["kl/ref"] = float(estimates.sum() / max(1, sampled.sum()))
     return TrainBatch(step, tuple(sequences), stats)
 
 
@@ -145,25 +155,28 @@ def _surviving(
     objective: ObjectiveConfig,
 ) -> NDArray[np.bool_]:
     """(C,) the rollouts that no filter drops."""
-    mask = np.array([not (r.truncated and objective.drop_truncated) for r in rollouts])
-    if objective.zero_variance != "keep" and not objective.has_critic:
+    mask = np.array([r.scored and not (r.truncated and objective.drop_truncated) for r in rollouts])
+    if objective.zero_variance != "keep" and not (objective.has_critic or objective.kl.has_advantage):
         mask &= np.array([len(set(rewards[mask & (group == g)])) > 1 for g in range(group.max() + 1)])[group]
     return mask
 
 
 def zero_variance(group: Group, drop_truncated: bool = False) -> bool:
     """True if all rewards of the group are equal; where truncated completions are dropped, of the others."""
-    return len({r.reward for r in group.rollouts if not (drop_truncated and r.truncated)}) < 2
+    counted = (r for r in group.rollouts if r.scored and not (drop_truncated and r.truncated))
+    return len({r.reward for r in counted}) < 2
 
 
 def _centred(
+    rollouts: Sequence[Rollout],
     rewards: NDArray[np.float64],  # (C,) less the penalties
     group: NDArray[np.int64],  # (C,)
     objective: ObjectiveConfig,
 ) -> NDArray[np.float64]:
     """(C,) rewards less their group's mean, for the norm by group over their group's std."""
-    count = np.bincount(group)
-    advantages = rewards - (np.bincount(group, rewards) / count)[group]
+    scored = np.array([r.scored for r in rollouts])
+    count = np.maximum(np.bincount(group, scored), 1)
+    advantages = np.where(scored, rewards - (np.bincount(group, rewards * scored) / count)[group], 0.0)
     if objective.advantage_norm == "group":
         advantages /= np.maximum(np.sqrt(np.bincount(group, advantages**2) / count)[group], EPS)
     return np.asarray(advantages)
@@ -193,12 +206,12 @@ def _stats(groups: Sequence[Group], aside: Sequence[Group], lags: NDArray[np.int
     """Statistics of all groups that were generated for the batch; `lags` are those of the tokens in it."""
     groups = [*groups, *aside]
     rollouts = [r for g in groups for r in g.rollouts]
-    lengths = [len(r.token_ids) for r in rollouts]
+    lengths, scored = [len(r.token_ids) for r in rollouts], [r for r in rollouts if r.scored]
     equal = [g.pass_rate for g in groups if zero_variance(g)]
     outcomes = [r.outcome for r in rollouts]
     stats = {
-        "train/reward": np.mean([r.reward for r in rollouts]),
-        "train/pass_rate": outcomes.count("correct") / len(rollouts),
+        "train/reward": np.mean([r.reward for r in scored] or [math.nan]),
+        "train/pass_rate": outcomes.count("correct") / max(1, len(scored)),
         "train/prompts": len(groups),
         "train/all_right": equal.count(1) / len(groups),
         "train/all_wrong": equal.count(0) / len(groups),
@@ -212,8 +225,12 @@ def _stats(groups: Sequence[Group], aside: Sequence[Group], lags: NDArray[np.int
         "lag/mean": lags.mean() if len(lags) else 0.0,
     }
     for name in sorted({name for r in rollouts for name in r.scores}):
-        stats[f"reward/{name}"] = np.mean([r.scores[name] for r in rollouts if name in r.scores])
+        stats[f"reward/{name}"] = np.mean([r.scores[name] for r in scored if name in r.scores] or [math.nan])
     stats |= {f"verify/{o}": outcomes.count(o) / len(rollouts) for o in ("crash", "timeout", "unparsable")}
+    if episodes := [r.episode for r in rollouts if r.episode]:
+        names = {"count": "turns", "tool_calls": "tool_calls", "seconds": "seconds"}
+        stats |= {f"environment/{name}": np.mean([e[key] for e in episodes]) for key, name in names.items()}
+        stats |= {f"environment/{o}": outcomes.count(o) / len(rollouts) for o in ("error", "unscored")}
     return {name: float(value) for name, value in stats.items()}
 
 

@@ -39,6 +39,7 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -49,16 +50,18 @@ from typing import Any, TypeVar
 
 from trainer.config import Config
 from trainer.controller.batch import Moments, build_batch
+from trainer.controller.context import RolloutContext
 from trainer.controller.data import Dataset
-from trainer.controller.evaluate import evaluate
+from trainer.controller.evaluate import Sampled, by_prompt, evaluate
 from trainer.controller.groups import Groups
 from trainer.controller.journal import Journal, oldest_group
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import Mixture, task_metrics
-from trainer.controller.rollout import RolloutContext, sample_record
+from trainer.controller.rollout import sample_record
 from trainer.controller.rounds import Minibatch, deal
 from trainer.controller.sampler import Sampler
 from trainer.controller.scores import to_score
+from trainer.controller.supervised import supervised_metrics
 from trainer.controller.weight_sync import WeightSync
 from trainer.messages import StepDone
 from trainer.types import Group, TokenScores
@@ -86,6 +89,7 @@ class Controller:
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
         self.keep = 0.0  # the compute at which the launcher asked for a checkpoint that is kept for good
+        self.pace = 0.0  # compute of a step so far, as the launcher's ledger has it; 0: unknown
         self._kept = 0, 0.0  # the version of the newest such checkpoint, and that compute
         self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
         self.version = 0  # the learner's
@@ -99,8 +103,12 @@ class Controller:
         self.groups = Groups(ctx, sampler, journal, emit, self.spawn)
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Resume from the state in a checkpoint."""
+        """Resume from the state in a checkpoint. Where RL follows supervised steps, or precedes them, the
+        prompts and their history begin anew: the data may be others."""
         self.restore_learning(checkpoint)
+        if checkpoint.get("supervised", False) != self.config.objective.supervised:
+            self._group_id, self._moments = 0, Moments()
+            return
         self.sampler.load_state_dict(checkpoint["sampler"])
         self.groups.restore(checkpoint, self.dataset.train)
 
@@ -109,6 +117,7 @@ class Controller:
         self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
         self._kept = self.version, checkpoint["kept"]
         self._moments = Moments(**checkpoint["advantages"])
+        self.pace = checkpoint.get("pace", 0.0)  # that of an older version lacks it
 
     async def run(self) -> None:
         """Train up to the last step, or to the end of the current one once `stop` is set. After a fatal
@@ -186,14 +195,14 @@ class Controller:
         """Train on one batch, record it and publish the new weights. Before a round's first step all its
         groups are `unscored`."""
         groups, objective, step = minibatch.groups, self.config.objective, self.version + 1
-        publish = step == self._round_end or self._evaluates(step)
+        publish, steps = step == self._round_end or self._evaluates(step), self.planned_steps(step)
         async with self.weights.learner_turn(more=not publish):
             if unscored:
                 self._scores = await self._score(unscored)
             scores = [score for g in groups for score in self._scores.get(g.group_id, ())]
             moments = replace(self._moments, closed=minibatch.epoch > 0)
             settings = step, objective, self.version, scores, minibatch.aside, self._longest, moments
-            batch = replace(build_batch(groups, *settings), publish=publish)
+            batch = replace(build_batch(groups, *settings), publish=publish, steps=steps)
             done = await self._wait_for(self.learner.train(batch), f"learner: optimizer step {step}")
             self.journal.trained(step, minibatch)
             self.version = done.version
@@ -204,7 +213,13 @@ class Controller:
                 self._group_id = groups[-1].group_id + 1
             if publish:
                 await self.weights.publish(done)
-        self._report(done, minibatch, batch.stats, waited)
+        self._report(done, minibatch, batch.stats | {"train/planned_steps": steps}, waited)
+
+    def planned_steps(self, step: int) -> float:
+        """Steps of the whole run, as expected before this one: pipeline.steps, or up to its compute."""
+        pipeline = self.config.pipeline
+        by_compute = pipeline.max_compute / self.pace if self.pace and pipeline.max_compute else math.inf
+        return min(pipeline.steps, by_compute)
 
     async def _score(self, groups: Sequence[Group]) -> dict[int, list[TokenScores]]:
         """Scores of the rollouts by the learner's models, by group id; empty if the objective needs none."""
@@ -254,17 +269,19 @@ class Controller:
 
     async def _evaluate(self, version: int) -> None:
         """Score the weights that the engines hold by mean@k."""
-        began = time.monotonic()
-        work = evaluate(self.ctx, self.dataset, version)
+        began, sampled = time.monotonic(), list[Sampled]()
+        work = evaluate(self.ctx, self.dataset, version, lambda *one: sampled.append(one))
         result = await self._wait_for(work, f"evaluate: version {version}")
-        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | result)
+        by_k = {"by_prompt": by_prompt(self.config, sampled)}
+        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | by_k | result)
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
+        state["supervised"] = self.config.objective.supervised
         state["pending"] = self.groups.pending(self._group_id)
-        state["advantages"] = asdict(self._moments)
+        state["advantages"], state["pace"] = asdict(self._moments), self.pace
         if self.keep:
             self._kept, self.keep = (self.version, self.keep), 0.0
         state["kept"] = self._kept[1] if self._kept[0] == self.version else 0.0  # also if written again
@@ -280,7 +297,9 @@ class Controller:
         progress["engine/push_s"] = self.weights.push_s
         progress["train/rollout_tokens"] = minibatch.generated_tokens
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
-        self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
+        metrics = {"train/wait_s": waited} | progress | stats | done.metrics
+        metrics = supervised_metrics(metrics) if self.config.objective.supervised else metrics
+        self.emit("step", {"step": done.version} | metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
 

@@ -8,9 +8,9 @@ With t = min(1, step / steps), what grows from a share `start` to all of it has 
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from trainer.config import ConfigError, CurriculumConfig
+from trainer.controller.sources import RowError, value_at
 from trainer.types import Prompt
 
 
@@ -34,13 +34,10 @@ def difficulties(prompts: Iterable[Prompt], column: str) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for prompt in prompts:
         place = f"curriculum.by is {column!r}; {prompt.place or repr(prompt.text[:60])}"
-        value: Any = prompt.metadata
         try:
-            for name in column.split("."):
-                value = value[name]
-        except (KeyError, TypeError) as e:
-            present = ", ".join(map(repr, prompt.metadata)) or "none"
-            raise ConfigError(f"{place} has no such column; there are {present}") from e
+            value = value_at(prompt.metadata, column)
+        except RowError as e:
+            raise ConfigError(f"{place}: {e}") from e
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(
                 f"{place} has {value!r} there; expected a number, which is small for an easy prompt"

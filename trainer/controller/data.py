@@ -10,20 +10,25 @@ import json
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, DataConfig
-from trainer.controller.conversation import Turn, conversation, text_of, token_ids
-from trainer.controller.sources import GENERATED, GENERATED_SIZE, Row, rows
+from trainer.controller.bad_rows import BadRows, LeftOut, Skipped, allowed_share
+from trainer.controller.choices import lettered, with_options
+from trainer.controller.conversation import chat_turns, conversation, text_of, token_ids
+from trainer.controller.sources import Row, RowError, chosen_from, plain, rows
+from trainer.controller.supervised import completions_of
 from trainer.types import Answer, Prompt
+from trainer.verifiers.kinds.function import imported
 from trainer.verifiers.text import last_boxed
 
 BOXED = "boxed"  # data.answer_pattern: braces may be nested, which no regular expression matches
 ID_CHARS = 16  # 64 bits of SHA-256
+SURE = 21  # rows of two options whose right ones are one letter by chance once in 2^20
+Check = Callable[[Prompt], None]  # raises ConfigError for an answer that the verifier cannot compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Dataset:
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
     sets: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)  # the further held-out sets
+    skipped: tuple[Skipped, ...] = ()  # rows that cannot be used, by source
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -41,140 +47,213 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt before it is tokenised, and its row."""
+class Reader:
+    """All that a row needs to become a prompt."""
 
-    prompt_id: str
-    text: str
-    turns: tuple[Turn, ...]  # the conversation that the row holds; empty if it holds text
-    row: Row
-    number: int  # of the row in its source, from 1
+    config: DataConfig
+    tokenizer: Any  # a transformers tokenizer
+    task: str = ""
+    check: Check = lambda prompt: None
+    environment: bool = False  # it scores, so that a row needs no answer
+    supervised: bool = False  # the training prompts have completions, which the run learns
 
 
-def load_prompts(config: DataConfig, tokenizer: Any, task: str = "") -> Dataset:
-    """Read, check, tokenise and split the prompts of a task. `tokenizer`: a transformers tokenizer."""
-    key, source, size = "data.held_out_source", config.held_out_source, config.size or math.inf
-    questions = _questions(config.source, config, limit=config.size or None if source else None)
-    held_out = {} if source else _held_out(config.source, config, questions)
-    chosen = {i: q for i, q in questions.items() if i in held_out or q.number <= size}
-    prompts = {i: _prompt(q, config, tokenizer, task) for i, q in chosen.items()}  # in the file's order
-    train = {i: prompt for i, prompt in prompts.items() if i not in held_out}
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The prompts that were read of a source, by id."""
+
+    train: dict[str, Prompt]  # in the source's order
+    held_out: dict[str, Prompt]  # by ascending id
+    shared: tuple[str, ...]  # prompts that were known before
+    skipped: tuple[Skipped, ...]
+
+
+def load_prompts(
+    config: DataConfig,
+    tokenizer: Any,
+    task: str = "",
+    check: Check = lambda prompt: None,
+    held_out_only: bool = False,
+    supervised: bool = False,
+    environment: bool = False,
+) -> Dataset:
+    """Read, check, tokenise and split the prompts of a task. `tokenizer`: a transformers tokenizer.
+    `held_out_only`: those alone, or all of a source that has no more. `supervised`, `environment`: as in
+    `Reader`."""
+    reader = Reader(config, tokenizer, task, check, environment, supervised)
+    apart, size = config.held_out_source, config.size or math.inf
+    if held_out_only:
+        data = read(apart or config.source, reader, 0, config.held_out or math.inf)
+        return Dataset((), tuple(data.held_out.values()), skipped=data.skipped)
+    if config.options.get("streaming") and not config.size:
+        problem = "is streamed, and may never end; expected the number of rows to train on: set data.size"
+        raise ConfigError(f"{config.source} {problem}")
+    data = read(config.source, reader, size, 0 if apart else config.held_out)
+    train = {i: prompt for i, prompt in data.train.items() if i not in data.held_out}
+    held_out, skipped = data.held_out, data.skipped
+    if apart and train:
+        share, key = allowed_share(config.source, config), "data.held_out_source"
+        train, held_out, more = without_held_out(train, apart, key, reader, share)
+        skipped += more
     if not train:
-        more = " or raise data.size" if config.size else ""
         raise ConfigError(
-            f"{config.source}: {len(questions)} different prompts; data.held_out takes {config.held_out}"
-            f" and at least one must be left to train on: lower data.held_out{more}"
+            f"{config.source}: {len(data.train | data.held_out)} different prompts; data.held_out takes "
+            f"{config.held_out} and at least one must be left to train on: lower data.held_out"
+            + (" or raise data.size" if config.size else "")
+            + "; to evaluate only, name it in evaluation.sets or ask python -m trainer.evaluate"
         )
-    if source:
-        return Dataset(tuple(train.values()), load_held_out(source, key, config, tokenizer, train, task))
-    return Dataset(tuple(train.values()), tuple(prompts[i] for i in held_out))
+    if config.choices_column and len(train) >= SURE and len({p.answer for p in train.values()}) == 1:
+        problem = f"the right option is {next(iter(train.values())).answer} in all {len(train)} rows"
+        raise ConfigError(f"{config.source}: {problem}; expected different ones: set data.shuffle_choices")
+    return Dataset(tuple(train.values()), tuple(held_out.values()), skipped=skipped)
 
 
-class _NoTokenizer:
-    """Stands in where the model is not there: a prompt without tokens, whatever the chat template."""
-
-    chat_template = "unknown"
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return []
-
-    def apply_chat_template(self, turns: list[Turn], **options: Any) -> str:
-        return ""
-
-
-def examine(config: DataConfig) -> str:
-    """A line about the data for a dry run, which has no tokenizer. ConfigError if a file here is wrong."""
-    files = [x for x in (config.source, config.held_out_source) if x and not re.match(r"\w+:", x)]
-    if missing := [x for x in files if not Path(x).expanduser().is_file()]:
-        return f"data: {missing[0]} is not on this machine, so it is not checked"
-    if config.source not in files or len(files) < bool(config.held_out_source) + 1:
-        return f"data: {config.source}, which only a run reads"
-    data = load_prompts(config, _NoTokenizer())
-    counts = f"{len(data.train)} training prompts and {len(data.held_out)} held out"
-    return f"data: {counts}, in {' and '.join(files)}"
-
-
-def load_held_out(
-    source: str, key: str, config: DataConfig, tokenizer: Any, train: Mapping[str, Prompt], task: str
-) -> tuple[Prompt, ...]:
-    """The config.held_out held-out prompts of a source that the config names under `key`. ConfigError if
-    any of its prompts is in `train`, the training prompts by id."""
-    questions = _questions(source, config)
-    shared = sorted(train.keys() & questions.keys())
-    if shared:
+def without_held_out(
+    train: dict[str, Prompt], source: str, key: str, reader: Reader, share: float
+) -> tuple[dict[str, Prompt], dict[str, Prompt], tuple[Skipped, ...]]:
+    """The held-out prompts of a source that the config names under `key`, and the training prompts that are
+    not among its prompts. ConfigError if these are more than a `share` of them."""
+    data = read(source, reader, 0, reader.config.held_out or math.inf, train)
+    if len(data.shared) > share * len(train):
         raise ConfigError(
-            f"{len(shared)} of {len(train)} training prompts are also in {key} "
-            f"{source}, such as {train[shared[0]].text[:60]!r}; remove them from one side"
+            f"{len(data.shared)} of {len(train)} training prompts are also in {key} "
+            f"{source}, such as {train[data.shared[0]].text[:60]!r}; remove them from one side"
         )
-    held_out = _held_out(source, config, questions)
-    return tuple(_prompt(q, config, tokenizer, task) for q in held_out.values())
+    skipped = data.skipped
+    if data.shared:
+        places = tuple((train[i].place, f"its prompt is also in {key} {source}") for i in data.shared)
+        skipped += (Skipped("the training data", len(train), places),)
+    return {i: p for i, p in train.items() if i not in data.shared}, data.held_out, skipped
 
 
-def _held_out(source: str, config: DataConfig, questions: dict[str, Question]) -> dict[str, Question]:
-    """The config.held_out prompts with the smallest ids of a source, by id; data.size does not matter."""
-    last = GENERATED_SIZE if source.startswith(GENERATED) else math.inf
-    ids = sorted(i for i, q in questions.items() if q.number <= last)
-    return {i: questions[i] for i in ids[: config.held_out]}
-
-
-def _questions(source: str, config: DataConfig, limit: int | None = None) -> dict[str, Question]:
-    """The different prompts of a source's first `limit` rows (None: all) by id, in their order."""
-    questions: dict[str, Question] = {}
-    for number, row in enumerate(islice(rows(source, config), limit), 1):
-        if config.choices_column:
-            row = replace(row, columns={**row.columns, "choices": _choices(row, config)})
-        turns = conversation(row, config)
-        text = text_of(turns) if turns else _render(row, config)
-        if not text.strip():
-            raise ConfigError(f"{row.place}: the prompt is empty; expected text in {config.prompt_column!r}")
-        prompt_id = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARS]
-        questions.setdefault(prompt_id, Question(prompt_id, text, turns, row, number))
-    if not questions:
+def read(source: str, reader: Reader, size: float, held_out: float, known: Container[str] = ()) -> Read:
+    """The different prompts of a source's first `size` rows, and the `held_out` prompts with the smallest ids
+    of those from which they are chosen. Other rows are read, but neither checked, counted nor kept."""
+    config, bad = reader.config, BadRows(source, reader.config)
+    change = imported("data.map", config.map) if config.map else None
+    last = chosen_from(source, config) if held_out else 0
+    limit, number, unused, worst = max(size, last), 0, 0, "g"  # after all hexadecimal digits
+    train, chosen, shared = dict[str, Prompt](), dict[str, Prompt](), dict[str, None]()
+    for number, row in enumerate(islice(rows(source, config), None if limit == math.inf else int(limit)), 1):
+        prompt_id = _id(row.place)  # of a row whose prompt cannot be read, for the share of bad rows
+        try:
+            row, text = _question(row, config, change)
+            prompt_id = _id(text)
+            if prompt_id in known:
+                shared[prompt_id] = None
+            wanted = number <= last and prompt_id < worst and prompt_id not in chosen
+            if not wanted and (number > size or prompt_id in train):
+                unused += number > size and prompt_id not in chosen
+                continue
+            prompt = train.get(prompt_id) or _prompt(row, text, prompt_id, reader, number <= size)
+        except RowError as e:
+            if number <= size or prompt_id < worst:
+                bad.add(row.place, e)
+            else:
+                unused += 1
+            continue
+        if number <= size:
+            train.setdefault(prompt_id, prompt)
+        if wanted:
+            chosen[prompt_id] = prompt
+            if len(chosen) > held_out:
+                del chosen[worst]
+            if len(chosen) == held_out:
+                worst = max(chosen)
+    if not number:
         raise ConfigError(f"{source}: it has no rows; expected at least one prompt and answer")
-    return questions
+    return Read(train, dict(sorted(chosen.items())), tuple(shared), bad.skipped(number - unused))
 
 
-def _prompt(question: Question, config: DataConfig, tokenizer: Any, task: str) -> Prompt:
-    """The prompt of a question, with its gold answer and token ids."""
-    row = question.row
-    answer = _answer(row, config)
-    ids = token_ids(row, question.turns, question.text, config, tokenizer)
-    return Prompt(question.prompt_id, question.text, ids, answer, row.columns, task, row.place)
+def _question(row: Row, config: DataConfig, change: Callable[..., Any] | None) -> tuple[Row, str]:
+    """The row, once data.map has changed it and its options are read, and its prompt."""
+    if row.problem:
+        raise RowError(row.problem)
+    if change is not None:
+        try:
+            columns = change(dict(row.columns))
+        except Exception as e:  # the user's function may raise anything
+            error = f"{type(e).__name__}: {' '.join(str(e).split())}"
+            raise RowError(f"data.map {config.map} raised {error}") from e
+        if columns is None:
+            raise LeftOut("data.map returned None")
+        if not isinstance(columns, dict):
+            result = f"returned {columns!r:.60}; expected a row as a dict, or None to leave it out"
+            raise RowError(f"data.map {config.map} {result}")
+        row = replace(row, columns=plain(columns))
+    if config.choices_column:
+        row = with_options(row, config)
+    turns = conversation(row, config)
+    text = text_of(turns) if turns else _render(row, config)
+    if not text.strip():
+        raise RowError(f"the prompt is empty; expected text in {config.prompt_column!r}")
+    return row, text
+
+
+def _id(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARS]
+
+
+def _prompt(row: Row, text: str, prompt_id: str, reader: Reader, trained: bool) -> Prompt:
+    """The prompt with token ids, gold answer, and the completions of a row that a supervised run is `trained`
+    on. Such a row needs no answer if the held-out prompts come from elsewhere."""
+    config, completions = reader.config, tuple[tuple[int, ...], ...]()
+    if learned := reader.supervised and trained:
+        completions = completions_of(row, config, reader.tokenizer)
+    scored = not (reader.environment or (learned and config.held_out_source))
+    answer = (row.letter or _answer(row, config)) if scored else ""
+    ids = token_ids(row, text, config, reader.tokenizer)
+    if reader.environment and chat_turns(row.columns, text, config):
+        if learned:
+            raise ConfigError(
+                "objective.loss sft: with environment.kind a prompt has no tokens yet; expected none"
+            )
+        ids = ids[:1]  # the rest depends on the environment's messages and tools
+    prompt = Prompt(prompt_id, text, ids, answer, row.columns, reader.task, row.place, completions)
+    if not scored:
+        return prompt
+    try:
+        reader.check(prompt)
+    except ConfigError as e:
+        raise RowError(str(e)) from e
+    return prompt
+
+
+class _Filler(string.Formatter):
+    """Fills in columns by their whole names, in which a dot has no further meaning."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        return kwargs[field_name], field_name
 
 
 def _render(row: Row, config: DataConfig) -> str:
     """The prompt text: the template filled from the row, with the prompt column as {question}."""
-    values = dict(row.columns)
-    if config.choices_column:
-        lettered = zip(string.ascii_uppercase, values["choices"], strict=False)
-        values["choices"] = "\n".join(f"{letter}. {option}" for letter, option in lettered)
-    if config.prompt_column in values:
-        values["question"] = values[config.prompt_column]
     try:
         names = {n for _, n, _, _ in string.Formatter().parse(config.template) if n is not None}
     except ValueError as e:
         raise ConfigError(_template_help(config, str(e))) from e
     if config.choices_column and "choices" not in names:
         raise ConfigError(f"data.template {config.template!r}: it lacks the {{choices}} of choices_column")
+    values = {}
     for name in sorted(names):
-        if not name.isidentifier() and name not in values:
+        if not name.replace(".", "").isidentifier() and name not in row.columns:
             raise ConfigError(_template_help(config, f"{{{name}}} is not a column name"))
-        if name not in values:
-            column = config.prompt_column if name == "question" else name
-            values[name] = row.value(column, "data.prompt_column or data.template")
-        values[name] = _text(row, name, values[name])
-    return string.Formatter().vformat(config.template, (), values)
+        column = config.prompt_column if name == "question" else name
+        value = row.value(column, "data.prompt_column or data.template")
+        shown = lettered(value) if name == "choices" and config.choices_column else value
+        values[name] = _text(name, shown)
+    return _Filler().vformat(config.template, (), values)
 
 
-def _text(row: Row, name: str, value: Any) -> str | float:
+def _text(name: str, value: Any) -> str | float:
     """A template's value: text, a number, or a list of texts, one a line."""
     if value is None:
-        raise ConfigError(f"{row.place}: {name!r} is null; fill it or remove the row")
+        raise RowError(f"{name!r} is null; fill it or remove the row")
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return "\n".join(value)
     if not isinstance(value, str | int | float):
-        raise ConfigError(
-            f"{row.place}: {name!r} is {str(value)[:60]}; expected text, a number or a list of texts, or in "
+        raise RowError(
+            f"{name!r} is {str(value)[:60]}; expected text, a number or a list of texts, or in "
             'data.prompt_column a list of messages {"role": ..., "content": ...}'
         )
     return value
@@ -200,40 +279,15 @@ def _gold(text: str, pattern: str) -> str | None:
     return matches[-1].group(1) or "" if matches else None
 
 
-def _choices(row: Row, config: DataConfig) -> list[str]:
-    """The options of a multiple-choice question."""
-    column = row.value(config.choices_column, "data.choices_column")
-    options = [str(option).strip() for option in column] if isinstance(column, list) else []
-    if not 2 <= len(set(options)) == len(options) <= 26:
-        raise ConfigError(f"{row.place}: expected a list of 2 to 26 different options, given {column!r}")
-    return options
-
-
-def _letter(row: Row, value: Any, options: list[str]) -> str:
-    """The letter of the right option, given as a letter, an index from 0, or the option's text."""
-    letters = string.ascii_uppercase[: len(options)]
-    if isinstance(value, int) and not isinstance(value, bool):
-        matches = {letters[value]} if 0 <= value < len(options) else set()
-    else:
-        text = str(value).strip()
-        matches = {a for a, option in zip(letters, options, strict=True) if text in (a, option)}
-    if len(matches) != 1:
-        raise ConfigError(
-            f"{row.place}: the answer {value!r} names {len(matches)} of the options {options}, not 1"
-        )
-    return matches.pop()
-
-
 def _answer(row: Row, config: DataConfig) -> Answer:
     """The gold answer, or all that are accepted. Tests of programs become JSON text."""
     column = config.answer_column
     value = row.value(column, "data.answer_column")
-    if config.choices_column:
-        return _letter(row, value, row.columns["choices"])
     values = value if isinstance(value, list) and value else [value]
     if any(isinstance(v, dict) for v in values):
         return json.dumps(value)
-    answers = tuple(_single_answer(row, column, v, config.answer_pattern) for v in values)
+    single = (_single_answer(row, column, v, config.answer_pattern) for v in values)
+    answers = tuple(dict.fromkeys(single))
     return answers if len(answers) > 1 else answers[0]
 
 
@@ -241,12 +295,14 @@ def _single_answer(row: Row, column: str, value: Any, pattern: str) -> str:
     """The value, or what the pattern takes of it. 145.0 becomes '145'."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise ConfigError(f"{row.place}: {column!r} is {type(value).__name__}; expected text or a number")
+    if isinstance(value, bool):
+        value = str(value).lower()
+    if not isinstance(value, str | int | float | None):
+        raise RowError(f"{column!r} is {type(value).__name__}; expected text or a number")
     text = "" if value is None else str(value).strip()
     if (answer := _gold(text, pattern)) is None:
-        raise ConfigError(f"{row.place}: data.answer_pattern {pattern!r} matches nothing in {text[-60:]!r}")
+        raise RowError(f"data.answer_pattern {pattern!r} matches nothing in {text[-60:]!r}")
     answer = answer.strip()
     if not answer and row.needs_answer:
-        raise ConfigError(f"{row.place}: the answer in {column!r} is empty; fill it or remove the row")
+        raise RowError(f"the answer in {column!r} is empty; fill it or remove the row")
     return answer

@@ -8,65 +8,71 @@ estimated from n ≥ k samples of it?
     maj@k    the answer that most of the k have is right (arXiv 2203.11171)
     best@k   the one of the k that the judge scores highest is right
 
+Beside the pass rate stands the mean reward, which training maximises, and the mean of each part of it.
+
 All are unbiased: pass@k and best@k are means over every choice of k of the n samples, maj@k over the ⌊n/k⌋
 disjoint runs of k. What is tied wins with equal probability.
 """
 
 import asyncio
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from itertools import chain
-from math import comb
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import repeat
+from math import comb, inf
 from statistics import fmean, multimode
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Config
+from trainer.config import Config, SetConfig, TaskConfig
+from trainer.controller.context import RolloutContext
 from trainer.controller.data import Dataset
 from trainer.controller.mixture import shares
-from trainer.controller.rollout import RolloutContext, rollout_prompt
+from trainer.controller.rollout import rollout_prompt
 from trainer.types import Prompt, Rollout
 from trainer.verifiers.verifier import find
 
+Report = Callable[[str, Prompt, list[Rollout]], None]
+Sampled = tuple[str, Prompt, list[Rollout]]  # a task or set, one of its prompts, and the rollouts
 EVALUATION_SEED = 7_919  # of every evaluation, so that they differ by their weights only
 
 
-async def evaluate(ctx: RolloutContext, dataset: Dataset, version: int) -> dict[str, float]:
+async def evaluate(
+    ctx: RolloutContext, dataset: Dataset, version: int, report: Report = lambda name, prompt, rollouts: None
+) -> dict[str, float]:
     """Score the engines' present weights on all held-out sets: the numbers of the main score, and those of
-    the others as `NAME/number`."""
-    config = ctx.config
+    the others as `NAME/number`. `report` gets each prompt's rollouts when they are there, and its set."""
+    config, further = ctx.config, ctx.config.sets
     tasks = {name: tuple(p for p in dataset.held_out if p.task == name) for name in config.tasks}
     sets = tasks | dataset.sets
-    prompts = enumerate(chain.from_iterable(sets.values()))
-    groups = iter(await asyncio.gather(*(_sample(ctx, prompt, version, i) for i, prompt in prompts)))
+    named = [(name, prompt) for name, subset in sets.items() for prompt in subset]
+
+    async def sample(index: int, name: str, prompt: Prompt) -> list[Rollout]:
+        k = further[name].samples if name in further else config.evaluation.samples
+        seed = EVALUATION_SEED + index
+        rollouts = await rollout_prompt(ctx, prompt, k, f"e{version}.{index}", seed, step=None)
+        report(name, prompt, rollouts)
+        return rollouts
+
+    groups = iter(await asyncio.gather(*(sample(i, *one) for i, one in enumerate(named))))
     scores = {name: score(config, subset, [next(groups) for _ in subset]) for name, subset in sets.items()}
     weights = np.array(list(shares(config).values()))
     main = scores.pop("") if "" in scores else weighted_mean([scores[name] for name in tasks], weights)
     return main | {f"{name}/{k}": v for name, one in scores.items() for k, v in one.items()}
 
 
-async def _sample(ctx: RolloutContext, prompt: Prompt, version: int, index: int) -> list[Rollout]:
-    """The rollouts of one prompt, with the judge's scores if best@k needs them."""
-    k, seed = ctx.config.evaluation.samples, EVALUATION_SEED + index
-    rollouts = await rollout_prompt(ctx, prompt, k, f"e{version}.{index}", seed, step=None)
-    if ctx.config.evaluation.best_at and "judge" in ctx.config.tasks[prompt.task].verifier.kinds:
-        judge = ctx.rewards[prompt.task].judge
-        with ctx.deadline.verification():
-            scores = await asyncio.gather(*(judge(prompt, r.text) for r in rollouts))
-        return [replace(r, scores={"judge": s}) for r, s in zip(rollouts, scores, strict=True)]
-    return rollouts
-
-
 def score(config: Config, prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of one held-out set, from k rollouts of each prompt.
 
-    `pass_rate_se` is the error from sampling k completions of these fixed prompts: the noise along one run's
-    curve, by which a fit weighs its points. `prompts_se` includes the choice of prompts. `truncated` is the
-    share of completions cut at the token limit."""
+    `pass_rate_se`, as every `_se` but `prompts_se`, is the error from sampling k completions of these fixed
+    prompts: the noise along one run's curve, by which a fit weighs its points. `prompts_se` includes the
+    choice of prompts. `truncated` is the share of completions cut at the token limit."""
     correct = np.array([[r.outcome == "correct" for r in g] for g in groups], np.float64)  # (prompts, k)
     rollouts = [r for g in groups for r in g]
     (n, samples), p = correct.shape, correct.mean(1)
+    task = config.scored[prompts[0].task]
+    means = {"mean_reward": [_filled([r.reward if r.scored else None for r in g]) for g in groups]}
+    for name in sorted({name for r in rollouts for name in r.scores} - {task.verifier.kind}):
+        means[f"reward/{name}"] = [[r.scores.get(name, 0.0) for r in g] for g in groups]
     numbers = {
         "pass_rate": correct.mean(),
         "pass_rate_se": sampling_error(correct),
@@ -74,16 +80,51 @@ def score(config: Config, prompts: Sequence[Prompt], groups: Sequence[Sequence[R
         "truncated": np.mean([r.truncated for r in rollouts]),
         "mean_tokens": np.mean([len(r.token_ids) for r in rollouts]),
     }
-    wanted, right = config.evaluation, correct > 0
-    numbers |= {f"pass@{k}": np.mean([pass_at_k(c, k) for c in right]) for k in wanted.pass_at}
-    verifier = find(config.tasks[prompts[0].task].verifier.kind)
-    if verifier.votes and wanted.maj_at:
-        votes = [[verifier.vote(r.text, p) for r in g] for p, g in zip(prompts, groups, strict=True)]
-        numbers |= {f"maj@{k}": np.mean(list(map(maj_at_k, right, votes, [k] * n))) for k in wanted.maj_at}
-    if all("judge" in r.scores for r in rollouts):
-        ranks = [[r.scores["judge"] for r in g] for g in groups]
-        numbers |= {f"best@{k}": np.mean(list(map(best_at_k, right, ranks, [k] * n))) for k in wanted.best_at}
+    for name, rows in means.items():
+        numbers |= {name: np.mean(rows), f"{name}_se": sampling_error(np.array(rows, np.float64))}
+    if task.environment.kind:
+        numbers["unscored"] = np.mean([not r.scored for r in rollouts])
+    evaluation = config.evaluation
+    wanted = {"pass": evaluation.pass_at, "maj": evaluation.maj_at, "best": evaluation.best_at}
+    for name, worth in at_k(task, prompts, groups).items():
+        numbers |= {f"{name}@{k}": np.mean(worth(k)) for k in wanted[name] if k <= samples}
     return {name: float(x) for name, x in numbers.items()} | {"prompts": n, "samples": samples}
+
+
+def _filled(rewards: Sequence[float | None]) -> list[float]:
+    """The rewards, with their mean in the place of those that there are not; 0 of none."""
+    known = [r for r in rewards if r is not None]
+    return [fmean(known or [0.0]) if r is None else r for r in rewards]
+
+
+def at_k(
+    task: TaskConfig | SetConfig, prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]
+) -> dict[str, Callable[[int], list[float]]]:
+    """The worth of k completions of each prompt as functions of k: pass, and if they exist maj and best."""
+    verifier, right = find(task.verifier.kind), [[r.outcome == "correct" for r in g] for g in groups]
+    worth = {"pass": lambda k: [pass_at_k(c, k) for c in right]}
+    if verifier.votes and not task.environment.kind:
+        votes = [[verifier.vote(r.text, p) for r in g] for p, g in zip(prompts, groups, strict=True)]
+        worth["maj"] = lambda k: list(map(maj_at_k, right, votes, repeat(k)))
+    if "judge" in task.verifier.kinds:
+        ranks = [[r.scores.get("judge", -inf) for r in g] for g in groups]
+        worth["best"] = lambda k: list(map(best_at_k, right, ranks, repeat(k)))
+    return worth
+
+
+def by_prompt(config: Config, sampled: Iterable[Sampled]) -> dict[str, dict[str, dict[int, list[float]]]]:
+    """The worth of 1, 2, 4, … completions of each prompt in the order of their ids, by task or set, measure
+    and k."""
+    sets: dict[str, list[tuple[Prompt, list[Rollout]]]] = {}
+    for name, prompt, rollouts in sorted(sampled, key=lambda one: one[1].prompt_id):
+        sets.setdefault(name, []).append((prompt, rollouts))
+    out = {}
+    for name, pairs in sets.items():
+        prompts, groups = zip(*pairs, strict=True)
+        ks = [1 << i for i in range(len(groups[0]).bit_length())]
+        worth = at_k(config.scored[name], prompts, groups)
+        out[name] = {m: {k: [round(x, 4) for x in of_k(k)] for k in ks} for m, of_k in worth.items()}
+    return out
 
 
 def weighted_mean(scores: Sequence[dict[str, float]], weights: NDArray[np.float64]) -> dict[str, float]:
@@ -94,16 +135,15 @@ def weighted_mean(scores: Sequence[dict[str, float]], weights: NDArray[np.float6
     return means | errors | {"prompts": sum(s["prompts"] for s in scores), "samples": scores[0]["samples"]}
 
 
-def sampling_error(correct: NDArray[np.float64]) -> float:
-    """Standard error of the mean of 0/1 outcomes (prompts, k) for fixed prompts.
+def sampling_error(values: NDArray[np.float64]) -> float:
+    """Standard error of the mean of outcomes, 0 or 1, or of rewards (prompts, k) for fixed prompts.
 
-    Var = Σ_i p_i (1 − p_i) / k / n²; p_i (1 − p_i) is estimated without bias from k ≥ 2 samples. With k = 1
-    it cannot be separated from the spread between prompts, so the binomial bound is used. The minimum of half
-    an outcome is for perfect scores, whose estimate would be 0.
+    Var = Σ_i s_i² / k / n²; s_i² is estimated without bias from k ≥ 2 samples of prompt i. With k = 1 it
+    cannot be separated from the spread between prompts, so the variance of all is used, which is greater. The
+    minimum of half an outcome is for perfect scores, whose estimate would be 0.
     """
-    n, k = correct.shape
-    p = correct.mean(1)
-    variance = p * (1 - p) * k / (k - 1) if k > 1 else np.full(n, correct.mean() * (1 - correct.mean()))
+    n, k = values.shape
+    variance = values.var(1, ddof=1) if k > 1 else np.full(n, values.var())
     return float(max((variance.sum() / k) ** 0.5 / n, 0.5 / (n * k)))
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from trainer.controller.batch import zero_variance
+from trainer.controller.context import RolloutContext
 from trainer.controller.journal import Journal, issued_prompt, issued_record, replay
 from trainer.controller.mixture import Mixture
-from trainer.controller.rollout import RolloutContext, rollout_group
+from trainer.controller.rollout import rollout_group
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt, Sampler
+from trainer.controller.supervised import supervised_group
 from trainer.types import Group, Prompt
 
 Spawn = Callable[[Coroutine[Any, Any, Group], str], asyncio.Task[Group]]
@@ -59,7 +61,7 @@ class Groups:
         versions = np.concatenate([r.versions for r in group.rollouts])
         batch = version + (group.group_id - first) // self._pipeline.prompts_per_step
         oldest = version if self._pipeline.off_policy else batch - self._pipeline.max_lag
-        return bool(oldest <= versions.min() and versions.max() <= version)
+        return bool(oldest <= versions.min(initial=version) and versions.max(initial=version) <= version)
 
     def pending(self, first: int) -> list[dict[str, Any]]:
         """Records of the prompts that were issued from group `first` on, for a checkpoint."""
@@ -92,7 +94,8 @@ class Groups:
         if resumed is not None and resumed.prompt == issued.prompt:
             return resumed
         self._journal.issued(issued)
-        group = await rollout_group(self._ctx, issued)
+        supervised = self._objective.supervised
+        group = supervised_group(self._ctx, issued) if supervised else await rollout_group(self._ctx, issued)
         self._journal.finished(group)
         return group
 

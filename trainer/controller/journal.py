@@ -141,7 +141,8 @@ def issued_prompt(
 
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     columns = unpack(record) | record
-    rollouts = Columns(Rollout, {f.name: columns[f.name] for f in fields(Rollout)}).to_records()
+    known = {f.name: columns[f.name] for f in fields(Rollout) if f.name in columns}  # older ones lack some
+    rollouts = Columns(Rollout, known).to_records()
     return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import Config, ConfigError
-from trainer.controller.data import Dataset, load_held_out, load_prompts
+from trainer.config import Config, ConfigError, VerifierConfig
+from trainer.controller.bad_rows import Skipped, allowed_share
+from trainer.controller.data import Check, Dataset, Reader, load_prompts, without_held_out
 from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.types import Group, Prompt
 from trainer.verifiers.verifier import find
@@ -20,20 +21,24 @@ from trainer.verifiers.verifier import find
 DRAW = 1  # keeps these random numbers apart from those of the epochs
 
 
-def load_tasks(config: Config, tokenizer: Any) -> Dataset:
+def load_tasks(config: Config, tokenizer: Any, held_out_only: bool = False) -> Dataset:
     """The prompts of all tasks, and the further held-out sets. ConfigError if a prompt is in two tasks, is
     trained on and in such a set, or has an answer that its verifier cannot compare with.
 
-    `tokenizer`: a transformers tokenizer."""
+    `tokenizer`: a transformers tokenizer. `held_out_only`: there need not be any other prompts."""
     train: list[Prompt] = []
     held_out: list[Prompt] = []
+    skipped: list[Skipped] = []
     for name, task in config.tasks.items():
         try:
-            data = load_prompts(task.data, tokenizer, name)
+            check, supervised = check_of(task.verifier), config.objective.supervised
+            acts = bool(task.environment.kind)
+            data = load_prompts(task.data, tokenizer, name, check, held_out_only, supervised, acts)
         except ConfigError as e:
             raise ConfigError(f"mixture.{name}: {e}" if name else str(e)) from e
         train += data.train
         held_out += data.held_out
+        skipped += data.skipped
     first: dict[str, Prompt] = {}
     for prompt in (*train, *held_out):
         if (other := first.setdefault(prompt.prompt_id, prompt)) is not prompt:
@@ -43,15 +48,25 @@ def load_tasks(config: Config, tokenizer: Any) -> Dataset:
             )
     sets = {}
     trained = {p.prompt_id: p for p in train}
-    for name, source in config.evaluation.sets.items():
-        task_name = name.partition("/")[0] if config.mixture else ""
-        key, data_of = f"evaluation.sets.{name}", config.tasks[task_name].data
-        sets[name] = load_held_out(source, key, data_of, tokenizer, trained, task_name)
-    dataset = Dataset(tuple(train), tuple(held_out), sets)
-    for name, task in config.tasks.items():
-        for kind in task.verifier.kinds:
-            find(kind).check_answers(prompt for prompt in dataset.prompts if prompt.task == name)
-    return dataset
+    share = min(allowed_share(task.data.source, task.data) for task in config.tasks.values())
+    for name, one in config.sets.items():
+        source, key = one.data.held_out_source or one.data.source, f"evaluation.sets.{name}"
+        reader = Reader(one.data, tokenizer, name, check_of(one.verifier), bool(one.environment.kind))
+        trained, chosen, more = without_held_out(trained, source, key, reader, share)
+        sets[name] = tuple(chosen.values())
+        skipped += more
+    return Dataset(tuple(trained.values()), tuple(held_out), sets, tuple(skipped))
+
+
+def check_of(settings: VerifierConfig) -> Check:
+    """The check of a prompt's answer by all of a task's scorers."""
+    kinds = [find(kind) for kind in settings.kinds]
+
+    def check(prompt: Prompt) -> None:
+        for kind in kinds:
+            kind.check_answers([prompt])
+
+    return check
 
 
 def shares(config: Config) -> dict[str, float]:

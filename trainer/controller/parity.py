@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError
+from trainer.controller.context import RolloutContext
 from trainer.controller.learner_client import LearnerClient
-from trainer.controller.rollout import RolloutContext, rollout_prompt
+from trainer.controller.rollout import rollout_prompt
 from trainer.controller.scores import scorable
 from trainer.controller.weight_sync import WeightSync
 from trainer.mismatch import means_by_position, sums_by_position
@@ -44,6 +45,10 @@ async def parity_gate(
     logprobs = np.concatenate([x.logprobs for x in scores if x.logprobs is not None])
     gap = np.abs(logprobs - np.concatenate([s.logprobs_gen for s in sequences]))[sampled]
     positions = np.concatenate([len(s.prompt_ids) + np.flatnonzero(s.token_weights) for s in sequences])
+    if not len(gap):
+        errors = (r.episode.get("error") for rollouts in groups for r in rollouts)
+        why = next(filter(None, errors), "there is no room for one")
+        raise ConfigError(f"no completion of {len(prompts)} prompts has a token: {why}")
     mean, largest = float(gap.mean()), float(gap.max())
     bound = PARITY_NATS[ctx.config.model.dtype]
     if not mean <= bound:

@@ -6,25 +6,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.controller.controller import Controller
+from trainer.controller.bad_rows import write_skipped
+from trainer.controller.context import RolloutContext
+from trainer.controller.controller import Controller, Emit
+from trainer.controller.data import Dataset
 from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import load_tasks, sampler_of
 from trainer.controller.parity import parity_gate
 from trainer.controller.rewards import Rewards
-from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
+from trainer.environments.pool import EnvironmentPool
 from trainer.jsonl import append, open_to_append
-from trainer.messages import Event, Keep, Replacement, Shutdown
+from trainer.messages import Event, Keep, Pace, Replacement, Shutdown
 from trainer.roles import role_name, run_role, started
 from trainer.run_folder import EVENTS
 from trainer.telemetry import send
@@ -49,34 +52,13 @@ def controller_main(
     `kind`: the class of controller; a replay has no engines."""
 
     async def run() -> None:
-        def note(text: str) -> None:
-            emit("note", {"text": text})
-
         with alive(telemetry), ExitStack() as stack:
             log = Path(config.run_dir, EVENTS)  # a resume deletes it once it has recorded them
             emit = partial(send_event, telemetry, log=stack.enter_context(open_to_append(log)))
             learner = stack.enter_context(closing(LearnerClient(learner_conn)))
-            clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
-            deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
-            engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, note)))
-            deadline.silent = engines.silent
-            emit("phase", {"name": "loading data and models"})
-            from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
-
-            tokenizer = AutoTokenizer.from_pretrained(model_dir)
-            dataset = load_tasks(config, tokenizer)
-            phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
-            rewards, shared = dict[str, Rewards](), dict[Any, Scorer]()
-            if clients:
-                positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
-                check_lengths(config.engine, dataset.prompts, len(phrase), positions)
-                emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
-                for name, task in config.tasks.items():
-                    rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
-            stops = stop_ids(tokenizer, config.engine.stop)
-            ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline)
+            ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit)
             journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
-            sampler = sampler_of(config, dataset.train, note)
+            sampler = sampler_of(config, dataset.train, partial(note, emit))
             controller = kind(ctx, dataset, sampler, learner, journal, emit)
             await _start(controller, resume)
             asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller)
@@ -87,6 +69,52 @@ def controller_main(
             emit("done", {"step": controller.version, "ended_by": controller.ended_by})
 
     run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
+
+
+def prepare(
+    stack: ExitStack, config: Config, model_dir: str, engine_conns: Sequence[Connection], emit: Emit,
+    held_out_only: bool = False,
+) -> tuple[RolloutContext, Dataset]:  # fmt: skip
+    """Connect and load all that rollouts need, which `stack` closes, and the prompts."""
+    clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
+    deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
+    engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, partial(note, emit))))
+    deadline.silent = engines.silent
+    emit("phase", {"name": "loading data and models"})
+    from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    dataset = load_tasks(config, tokenizer, held_out_only)
+    for skipped in dataset.skipped:
+        note(emit, skipped.line)
+    if not held_out_only:
+        write_skipped(Path(config.run_dir), dataset.skipped)
+    phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
+    rewards, shared, environments = dict[str, Rewards](), dict[Any, Scorer](), dict[str, EnvironmentPool]()
+    played_by: dict[str, EnvironmentPool] = {}
+    if clients:
+        positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+        check_lengths(config.engine, dataset.prompts, len(phrase), positions)
+        emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
+        for name in dict.fromkeys(config.scorers.values()):
+            one = config.scored[name]
+            if one.environment.kind:
+                played = EnvironmentPool(one.environment, partial(note, emit))
+                environments[name] = stack.enter_context(closing(played))
+            else:
+                judged = Rewards(one.verifier, partial(note, emit), shared)
+                rewards[name] = stack.enter_context(closing(judged))
+        rewards = {name: rewards[owner] for name, owner in config.scorers.items() if owner in rewards}
+        played_by = {n: environments[owner] for n, owner in config.scorers.items() if owner in environments}
+    stops = stop_ids(tokenizer, config.engine.stop)
+    ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline, played_by)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return replace(ctx, encode=encode, tokenizer=tokenizer), dataset
+
+
+def note(emit: Emit, text: str) -> None:
+    """Send the launcher a line for the user."""
+    emit("note", {"text": text})
 
 
 async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
@@ -116,6 +144,9 @@ def check_lengths(
     longest, new = max(len(p.token_ids) for p in prompts), engine.longest_completion(phrase)
     interrupted = engine.interruption.enabled
     keys = "engine.interruption.hi or answer_tokens" if interrupted else "engine.max_new_tokens"
+    written = max((len(ids) for p in prompts for ids in p.completions), default=0)
+    if written > new:
+        new, keys = written, "the length of the data's completions"
     if positions is not None and longest + new > positions:
         raise ConfigError(
             f"the longest prompt has {longest} tokens and a completion up to {new}; the model has "
@@ -153,7 +184,8 @@ def alive(telemetry: Connection) -> Iterator[None]:
 
 
 def _hear(telemetry: Connection, controller: Controller) -> None:
-    """Take in an engine that the launcher has restarted, keep a checkpoint, or stop, also if it is dead.
+    """Take in an engine that the launcher has restarted, keep a checkpoint, note the pace, or stop, also
+    if it is dead.
 
     Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
     """
@@ -166,6 +198,8 @@ def _hear(telemetry: Connection, controller: Controller) -> None:
         controller.spawn(controller.ctx.engine.replace(engine), f"replace {message.role}")
     elif isinstance(message, Keep):
         controller.keep = message.compute
+    elif isinstance(message, Pace):
+        controller.pace = message.compute
     else:
         controller.complete_by = message.ended_by
         if not message.ended_by:

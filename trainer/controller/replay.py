@@ -35,8 +35,11 @@ class Replay(Controller):
         source = origin(self.config.run_dir)
         run = Path(source["replay"])
         self._recorded, self._marks = Recorded(run), {"replay/off_policy": float(bool(source["changed"]))}
-        rows = read_lines(run / "metrics.jsonl")
+        rows = list(read_lines(run / "metrics.jsonl"))
         self._losses = {row["step"]: row["learner/loss"] for row in rows if "learner/loss" in row}
+        self._steps = {
+            row["step"]: row["train/planned_steps"] for row in rows if "train/planned_steps" in row
+        }
         self._differs = 0  # the first step whose loss is not that of the run
         self._round_end = -1  # no version is published
         if self._recorded.start is not None:
@@ -63,6 +66,10 @@ class Replay(Controller):
             same = nan_to_null(data["learner/loss"]) == self._losses.get(data["step"])  # null: skipped
             self._differs = 0 if same else data["step"]
         emit(kind, data | (self._marks if kind == "step" else {}))
+
+    def planned_steps(self, step: int) -> float:
+        planned = super().planned_steps(step)
+        return self._steps.get(step, planned) if self.config.pipeline.max_compute else planned
 
     def _evaluates(self, version: int) -> bool:
         return False

@@ -3,9 +3,10 @@
     reward = Σ_s w_s(step) · score_s + length penalty
 
 The main scorer (`verifier.kind`) counts as wrong_reward + (correct_reward − wrong_reward) · score and alone
-decides what is a pass; evaluations ask no other, but the judge for best@k. An extra scorer counts by its
-score itself. The weights are those of the optimizer step that the prompt was issued for, so all completions
-of a group have the same ones, also after a resume.
+decides what is a pass. An extra scorer counts by its score itself. The weights are those of the optimizer
+step that the prompt was issued for, so all completions of a group have the same ones, also after a resume.
+Evaluations take the weights at the end of their schedule, so that the curve of the mean reward is about one
+reward, and ask every scorer.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from trainer.verifiers.verifier import Note, Scorer
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A completion's reward and outcome; `scores` are the reward's parts before their weights, if several."""
+    """A completion's reward and outcome; `scores` are the reward's parts before their weights, if several.
+    In an evaluation a judge's is missing where it gave none, which counts as 0."""
 
     reward: float
     outcome: Outcome
@@ -44,29 +46,34 @@ class Rewards:
             self.close = stack.pop_all().close
 
     async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Scored:
-        """The reward of a completion of so many tokens; in an evaluation (no step) the main scorer's only."""
+        """The reward of a completion of so many tokens, at an optimizer step; None: in an evaluation."""
         config = self._config
-        weights = [1.0] if step is None else [weight_at(weight, step) for weight in self._weights]
-        asked = [i for i, weight in enumerate(weights) if weight or i == 0]
+        weights = [weight_at(weight, math.inf if step is None else step) for weight in self._weights]
+        asked = [i for i, weight in enumerate(weights) if weight or i == 0 or step is None]
         verdicts = await asyncio.gather(*(self._scorers[i].score(prompt, text) for i in asked))
         scores = {config.kinds[i]: verdict.score for i, verdict in zip(asked, verdicts, strict=True)}
         wrong, correct, verdict = config.wrong_reward, config.correct_reward, verdicts[0]
         scores[config.kind] = wrong + (correct - wrong) * verdict.score
         reward = sum(weights[i] * scores[config.kinds[i]] for i in asked)
-        penalty = config.length_penalty
-        if penalty.cache_tokens and step is not None:
-            counts = penalty.applies_to == "all" or verdict.outcome == "correct"
-            scores["length_penalty"] = length_penalty(tokens, penalty) if counts else 0.0
-            reward += scores["length_penalty"]
-        return Scored(reward, verdict.outcome, scores if len(scores) > 1 else {})
-
-    async def judge(self, prompt: Prompt, text: str) -> float:
-        """The judge's score of a completion, by which best@k chooses; −∞ if it gave none."""
-        verdict = await self._scorers[self._config.kinds.index("judge")].score(prompt, text)
-        return -math.inf if verdict.outcome == "unparsable" else verdict.score
+        penalty = penalised(tokens, verdict.outcome, config.length_penalty)
+        scores |= penalty
+        reward += sum(penalty.values())
+        if step is None:
+            for i, one in zip(asked, verdicts, strict=True):
+                if config.kinds[i] == "judge" and one.outcome == "unparsable":
+                    del scores["judge"]
+        return Scored(reward, verdict.outcome, scores if len(scores) > 1 or step is None else {})
 
 
-def weight_at(weight: float | dict[int, float], step: int) -> float:
+def penalised(tokens: int, outcome: Outcome, penalty: LengthPenaltyConfig) -> dict[str, float]:
+    """The score `length_penalty` of a completion of so many tokens; empty where there is no such penalty."""
+    if not penalty.cache_tokens:
+        return {}
+    counts = penalty.applies_to == "all" or outcome == "correct"
+    return {"length_penalty": length_penalty(tokens, penalty) if counts else 0.0}
+
+
+def weight_at(weight: float | dict[int, float], step: float) -> float:
     """The weight at an optimizer step (from 0): linear between the points of a mapping, constant outside."""
     if not isinstance(weight, dict):
         return weight

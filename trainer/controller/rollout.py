@@ -1,33 +1,23 @@
-"""One prompt group: generate its completions, interrupt those that think too long, verify them."""
+"""One prompt group: generate its completions, interrupt those that think too long, verify them.
+
+Where the task has an environment, a completion is an episode, which `episode.py` plays.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer.config import Config
+from trainer.controller.context import RolloutContext
 from trainer.controller.curriculum import completion_limit
-from trainer.controller.deadline import Deadline
-from trainer.controller.rewards import Rewards
+from trainer.controller.episode import play
 from trainer.controller.sampler import IssuedPrompt
-from trainer.engines.pool import EnginePool
+from trainer.controller.turns import Turn, generate
 from trainer.types import Completion, Group, Prompt, Request, Rollout
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutContext:
-    """Everything that all rollouts need, whatever their prompt."""
-
-    config: Config
-    engine: EnginePool
-    rewards: dict[str, Rewards]  # by task
-    decode: Callable[[list[list[int]]], list[str]]  # token ids -> texts without special tokens
-    stop_ids: frozenset[int]
-    phrase_ids: tuple[int, ...]  # the interruption phrase
-    deadline: Deadline
 
 
 async def rollout_group(ctx: RolloutContext, issued: IssuedPrompt) -> Group:
@@ -52,6 +42,10 @@ async def rollout_prompt(
         seed=seed,
         evaluation=step is None,
     )
+    if ctx.config.scored[prompt.task].environment.kind:
+        forced = ctx.config.engine.interruption.enabled
+        budgets = [thinking_budget(ctx, seed, i) if forced else request.max_tokens for i in range(n)]
+        return list(await asyncio.gather(*(play(ctx, prompt, request, i, b) for i, b in enumerate(budgets))))
     verify = partial(_verify, ctx, prompt, step)
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, request, i, verify) for i in range(n))))
@@ -72,48 +66,28 @@ async def _interrupted(
     The completion has at most budget + phrase + answer_tokens tokens; engine.max_new_tokens is not used.
     The answer is a request that continues the thinking. The phrase is not sampled.
     """
-    settings = ctx.config.engine.interruption
-    budget = int(np.random.default_rng([request.seed, index]).integers(settings.lo, settings.hi + 1))
-    think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget, keep_kv=True)
+    settings, answers = ctx.config.engine.interruption, list[tuple[int, ...]]()
+
+    async def respond(completion: Completion) -> Turn | None:
+        if completion.finish_reason != "length" or answers:
+            return None
+        (text,) = ctx.decode([completion.token_ids.tolist()])
+        answering = bool(settings.end_marker) and settings.end_marker in text
+        answers.append(() if answering else ctx.phrase_ids)
+        return Turn(answers[0], settings.answer_tokens)
+
+    think = replace(request, request_id=f"{request.request_id}.{index}", n=1)
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd seeds are for the answers
-    first = await _generate_one(ctx, think)
-    ids = first.token_ids.tolist()
-    (text,) = ctx.decode([ids])
-    if first.finish_reason != "length":
-        return await verify(first, text)
-    answering = bool(settings.end_marker) and settings.end_marker in text
-    phrase = () if answering else ctx.phrase_ids
-    answer = replace(
-        think,
-        request_id=f"{think.request_id}.answer",
-        prompt_ids=(*request.prompt_ids, *ids, *phrase),
-        max_tokens=settings.answer_tokens,
-        seed=think.seed + 1,
-        keep_kv=False,
-        continues=think.request_id,
-    )
-    joined = _joined(first, phrase, await _generate_one(ctx, answer))
-    (text,) = ctx.decode([joined.token_ids.tolist()])
-    return await verify(joined, text, slice(len(ids), len(ids) + len(phrase)))
+    first = Turn((), thinking_budget(ctx, request.seed, index), goes_on=("length",))
+    completion, sampled = await generate(ctx, think, first, respond)
+    (text,) = ctx.decode([completion.token_ids.tolist()])
+    return await verify(completion, text, sampled)
 
 
-def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> Completion:
-    """Thinking, phrase and answer in one; the phrase has the version of the answer's first token."""
-    version = second.versions[:1] if len(second.versions) else first.versions[-1:]
-    no_logprobs = np.zeros(len(phrase), np.float32)
-    return replace(
-        first,
-        token_ids=np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
-        logprobs_gen=np.concatenate([first.logprobs_gen, no_logprobs, second.logprobs_gen]),
-        versions=np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
-        finish_reason=second.finish_reason,
-    )
-
-
-async def _generate_one(ctx: RolloutContext, request: Request) -> Completion:
-    ((completion,),) = [ended async for ended in ctx.engine.stream(request)]
-    ctx.deadline.restart()
-    return completion
+def thinking_budget(ctx: RolloutContext, seed: int, index: int) -> int:
+    """Tokens before the interruption of a prompt's completion."""
+    settings = ctx.config.engine.interruption
+    return int(np.random.default_rng([seed, index]).integers(settings.lo, settings.hi + 1))
 
 
 async def _verify(
@@ -122,14 +96,12 @@ async def _verify(
     step: int | None,
     completion: Completion,
     text: str,
-    phrase: slice | None = None,
+    sampled: NDArray[np.bool_] | None = None,
 ) -> Rollout:
-    """The completion with its reward; the tokens of `phrase`, if it was interrupted, were not sampled."""
+    """The completion with its reward; `sampled` (T,) is False on an interruption's phrase."""
     with ctx.deadline.verification():
         scored = await ctx.rewards[prompt.task].score(prompt, text, len(completion.token_ids), step)
-    sampled = np.ones(len(completion.token_ids), np.bool_)
-    if phrase:
-        sampled[phrase] = False
+    sampled = np.ones(len(completion.token_ids), np.bool_) if sampled is None else sampled
     return Rollout(
         token_ids=completion.token_ids,
         logprobs_gen=completion.logprobs_gen,
@@ -139,7 +111,7 @@ async def _verify(
         reward=scored.reward,
         outcome=scored.outcome,
         truncated=completion.finish_reason == "length",
-        interrupted=phrase is not None and phrase.stop > phrase.start,
+        interrupted=not sampled.all(),
         scores=scored.scores,
     )
 
@@ -152,7 +124,7 @@ def sample_record(group: Group, step: int) -> dict[str, Any]:
         "prompt": group.prompt.text,
         "answer": group.prompt.answer,
         "completions": [
-            {"text": r.text, "reward": r.reward, "outcome": r.outcome, "tokens": len(r.token_ids)}
+            {"text": r.text, "reward": r.reward, "outcome": r.outcome, "tokens": len(r.token_ids)} | r.episode
             for r in group.rollouts
         ],
     }

@@ -74,8 +74,11 @@ class Sampler:
 
     def record(self, group: Group) -> None:
         """Add a trained group to its prompt's history."""
+        scored = [r.outcome == "correct" for r in group.rollouts if r.scored]
+        if not scored:
+            return
         history, epochs = self._history.setdefault(group.prompt.prompt_id, []), self._config.npr_history
-        history += sum(r.outcome == "correct" for r in group.rollouts), len(group.rollouts)
+        history += sum(scored), len(scored)
         history[:] = history[-2 * epochs :] if epochs else (sum(history[::2]), sum(history[1::2]))
         self._open = None
 

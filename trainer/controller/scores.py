@@ -58,3 +58,13 @@ def kl_reference(rollout: Rollout, scores: TokenScores, config: KLConfig) -> Flo
     kl, logprobs_gen = KL(config.coefficient, config.estimator), torch.from_numpy(rollout.logprobs_gen)
     estimate = kl(logp, logp_ref, logprobs_gen)[0].numpy()
     return np.where(rollout.sampled, estimate, np.float32(0))
+
+
+def distance(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> Floats:
+    """(T,) log π_gen − log π_ref of all tokens of the rollouts, in nats; 0 if not sampled.
+
+    π_gen is the policy that sampled them, so the mean is an unbiased estimate of its KL to the reference, and
+    the policy need not score them again."""
+    sampled = np.concatenate([r.sampled for r in rollouts])
+    logprobs_ref = np.concatenate([s.logprobs_ref for s in scores])
+    return np.where(sampled, np.concatenate([r.logprobs_gen for r in rollouts]) - logprobs_ref, np.float32(0))

@@ -1,17 +1,34 @@
-"""The rows of a data source: a JSONL or parquet file, a set of the hub, or a generated task."""
+"""The rows of a data source: a JSONL or parquet file, a set of the hub, a generated task, or a function.
+
+A column may be nested: `choices.text` is the column `text` within `choices`, be that a record or a list of
+records (then it is the list of their values), and a number is a place in a list, from 0.
+"""
 
 import json
-from collections.abc import Iterable, Iterator
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError, DataConfig
+from trainer.config import Config, ConfigError, DataConfig, SetConfig, TaskConfig
+from trainer.environments.worker import environment_class
+from trainer.verifiers.kinds.function import imported
 from trainer.verifiers.kinds.reasoning_gym import generate
 
 GENERATED = "reasoning_gym:"
 GENERATED_SIZE = 2000  # items, where data.size is 0; the held-out prompts are chosen from so many
 GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed
+HUB = "datasets:"
+FUNCTION = re.compile(r"[\w.]+:\w+")  # the user's; matches the prefixes of the others, which come first
+PARQUET_ROWS = 1024  # in memory at once: of 10 kB each, 0.12 GB in all, where pyarrow's 65,536 took 0.75
+STREAMED_SIZE = 10_000  # rows of a stream, which may never end, from which the held-out prompts are chosen
+
+
+class RowError(Exception):
+    """The reason why a row cannot be used; up to a share, such rows are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +38,97 @@ class Row:
     place: str
     columns: dict[str, Any]
     needs_answer: bool = True  # False: the task's scorer judges, and there may be no single answer
+    letter: str = ""  # of the right option, once the options are read
+    problem: str = ""  # a reason why it could not be read
 
     def value(self, column: str, keys: str) -> Any:
-        """The value in a column; ConfigError, with the settings that name it, if there is no such column."""
-        if column not in self.columns:
-            present = ", ".join(map(repr, self.columns)) or "none"
-            raise ConfigError(f"{self.place}: no column {column!r}; there are {present}; set {keys}")
-        return self.columns[column]
+        """The value in a column; RowError, with the settings that name it, if there is no such column."""
+        return value_at(self.columns, column, f"; set {keys}")
+
+
+def value_at(columns: Mapping[str, Any], column: str, advice: str = "") -> Any:
+    """The value in a column, which may be nested; RowError if there is none."""
+    try:
+        return columns[column] if column in columns else _within(columns, column.split("."))
+    except LookupError as e:
+        present = ", ".join(map(repr, columns)) or "none"
+        raise RowError(f"no column {column!r}; there are {present}{advice}") from e
+
+
+def _within(value: Any, path: list[str]) -> Any:
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(value, list) and not name.isdecimal():
+        return [_within(item, path) for item in value]
+    if not isinstance(value, Mapping | list):
+        raise LookupError
+    return _within(value[int(name)] if isinstance(value, list) else value[name], rest)
+
+
+def sources_of(config: Config) -> list[tuple[str, TaskConfig | SetConfig]]:
+    """All sources of a run's prompts, each with the task or held-out set that reads it."""
+    tasks = [(s, t) for t in config.tasks.values() for s in (t.data.source, t.data.held_out_source) if s]
+    return [*tasks, *((one.data.held_out_source or one.data.source, one) for one in config.sets.values())]
+
+
+def check_sources(config: Config) -> None:
+    """ConfigError for what a run cannot read, before anything is loaded."""
+    for source, one in sources_of(config):
+        check_source(source)
+        is_here(source)
+        if one.data.map:
+            imported("data.map", one.data.map)
+        if one.environment.kind:
+            environment_class(one.environment.kind)
+
+
+def check_source(source: str) -> None:
+    """ConfigError for a source that cannot be one, or whose package is missing."""
+    if _is_function(source):
+        imported("data.source", source)
+        return
+    local = not source.startswith((GENERATED, HUB))
+    if local and Path(source).suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(
+            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl or .parquet file, "
+            "or module:function"
+        )
+    package = "datasets" if source.startswith(HUB) else "pyarrow" if source.endswith(".parquet") else ""
+    if package and find_spec(package) is None:
+        raise ConfigError(f"{source} needs the package {package}: pip install {package}")
+
+
+def is_here(source: str, needed: bool = False) -> bool:
+    """True for a file on this machine; ConfigError if it is not and is needed, or its folder is here."""
+    path = Path(source).expanduser()
+    if source.startswith((GENERATED, HUB)) or _is_function(source):
+        return False
+    if not path.is_file() and (needed or path.parent.is_dir()):
+        raise ConfigError(f"data file {source} does not exist (looked for {path.absolute()})")
+    return path.is_file()
+
+
+def chosen_from(source: str, config: DataConfig) -> float:
+    """The number of a source's first rows from which the held-out prompts are chosen: never by data.size."""
+    if source.startswith(GENERATED):
+        return GENERATED_SIZE
+    streamed = source.startswith(HUB) and config.options.get("streaming")
+    return STREAMED_SIZE if streamed else math.inf
 
 
 def rows(source: str, config: DataConfig) -> Iterator[Row]:
     """All rows of a source, in its order. ConfigError with file and line for what cannot be read."""
+    check_source(source)
     kind, _, name = source.partition(":")
+    if _is_function(source):
+        return _rows_of_function(source, config)
     if kind == "reasoning_gym":
         return _generated(name, config)
     if kind == "datasets":
         return _table(source, _hub(name, config.options))
+    is_here(source, needed=True)
     path = Path(source).expanduser()
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(
-            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl or .parquet file"
-        )
-    if not path.is_file():
-        raise ConfigError(f"data file {source} does not exist (looked for {path.absolute()})")
     return _jsonl(path) if path.suffix == ".jsonl" else _table(source, _parquet(path))
 
 
@@ -52,43 +137,67 @@ def _jsonl(path: Path) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
+            columns: Any = {}
+            problem = ""
             try:
                 columns = json.loads(line.decode("utf-8-sig"))
             except ValueError as e:  # bad JSON or bad UTF-8
-                raise ConfigError(f"{path}:{number}: not a line of JSON: {e}") from e
+                problem = f"not a line of JSON: {e}"
             if not isinstance(columns, dict):
-                raise ConfigError(
-                    f'{path}:{number}: expected an object {{"column": value}}, found {line[:40]!r}'
-                )
-            yield Row(f"{path}:{number}", columns)
+                columns, problem = {}, f'expected an object {{"column": value}}, found {line[:40]!r}'
+            yield Row(f"{path}:{number}", columns, problem=problem)
 
 
 def _table(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Row]:
     """The columns as the verifiers get them, through JSON; other values become text."""
     for number, columns in enumerate(records, 1):
-        plain = json.loads(json.dumps(columns, default=str, skipkeys=True))
-        yield Row(f"{source} row {number}", plain)
+        yield Row(f"{source} row {number}", plain(columns))
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
+def plain(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns as values of JSON; others become text."""
+    values: dict[str, Any] = json.loads(json.dumps(columns, default=str, skipkeys=True))
+    return values
+
+
+def _is_function(source: str) -> bool:
+    return not source.startswith((GENERATED, HUB)) and bool(FUNCTION.fullmatch(source))
+
+
+def _rows_of_function(source: str, config: DataConfig) -> Iterator[Row]:
+    """The dicts that the user's function yields, in its order."""
+    number, place = 0, f"{source} row"
+    try:
+        for number, columns in enumerate(imported("data.source", source)(**config.options), 1):
+            wrong = "" if isinstance(columns, dict) else f"it is {columns!r:.60}; expected a dict"
+            yield Row(f"{place} {number}", {} if wrong else plain(columns), problem=wrong)
+    except Exception as e:  # the user's function may raise anything
+        error = f"{type(e).__name__}: {' '.join(str(e).split())}"
+        raise ConfigError(f"data.source {source} raised {error} after {number} rows") from e
+
+
+def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(PARQUET_ROWS):
+            yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as e:
         raise ConfigError(f"{path}: not a readable parquet file: {' '.join(str(e).split())}") from e
 
 
-def _hub(name: str, options: dict[str, Any]) -> Iterable[dict[str, Any]]:
+def _hub(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The records of NAME or NAME:SPLIT; without a split, of that in the options, or `train`."""
+    import datasets
+
+    path, _, split = name.partition(":")
+    arguments = {"split": "train", **options} | ({"split": split} if split else {})
     try:
-        import datasets
-    except ImportError as e:
-        raise ConfigError(f"datasets:{name} needs the datasets package: pip install datasets") from e
-    try:
-        return datasets.load_dataset(name, **{"split": "train", **options})
-    except Exception as e:  # of many kinds; its text is the user's clue
-        raise ConfigError(f"datasets:{name} with data.options {options}: {' '.join(str(e).split())}") from e
+        yield from datasets.load_dataset(path, **arguments)
+    except Exception as e:  # of many kinds; its text, or its cause's, is the user's clue
+        error = " ".join(f"{e} {e.__cause__ or ''}".split())[:500]
+        raise ConfigError(f"datasets:{name} with data.options {options}: {error}") from e
 
 
 def _generated(task: str, config: DataConfig) -> Iterator[Row]:

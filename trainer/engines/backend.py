@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -117,6 +118,13 @@ def run_engine(role: str, telemetry: Connection, work: Callable[[Clock], None]) 
         run_role(role, telemetry, partial(work, clock))
     finally:
         clock.flush()
+
+
+def weight_files(path: str) -> list[str]:
+    """The safetensors files of a weight push: one, those of a model's folder, or none (an empty path)."""
+    if not path or not Path(path).is_dir():
+        return [path] * bool(path)
+    return sorted(map(str, Path(path).glob("*.safetensors")))
 
 
 def random_key(seed: int, index: int) -> int:

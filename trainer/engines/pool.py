@@ -50,7 +50,7 @@ class EnginePool:
                         if new:
                             yield new
                         if len(received) == request.n:
-                            if request.keep_kv and ended[-1].finish_reason == "length":
+                            if ended[-1].finish_reason in request.keep_kv:
                                 self._holders[request.request_id] = engine
                             return
             except ConnectionError:
@@ -58,6 +58,12 @@ class EnginePool:
             finally:
                 if engine in self._live:
                     self._live[engine] -= request.n
+
+    def release(self, request_id: str) -> None:
+        """No request will continue this one: drop the keys and values that are kept for it."""
+        engine = self._holders.pop(request_id, None)
+        if engine in self._live:
+            engine.release(request_id)
 
     async def update_weights(self, version: int, path: str) -> None:
         """All live engines load at once. The file at `path` must stay until the next update."""

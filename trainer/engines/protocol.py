@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -47,6 +48,12 @@ class EngineClient(RoleClient):
             del self._streams[request.request_id]
             if remaining and self._dead is None and has_room(self._conn):  # else it reads nothing
                 self._send(messages.Abort(frozenset({request.request_id})))
+
+    def release(self, request_id: str) -> None:
+        """Drop the keys and values that are kept for a request that continues this one."""
+        if self._dead is None and has_room(self._conn):  # else it has none, or reads nothing
+            with suppress(OSError):
+                self._send(messages.Abort(frozenset({request_id})))
 
     async def update_weights(self, version: int, path: str) -> None:
         """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""

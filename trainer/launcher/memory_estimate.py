@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, ConfigError, default_token_budget
+from trainer.accounting.flops import experts_per_token
+from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
 from trainer.gpus import smallest_gpu_memory
 from trainer.launcher.placement import Devices, weight_push
 
@@ -70,7 +71,7 @@ def size_of(folder: str | Path) -> ModelSize:
     values = {name: next(filter(None, map(config.get, keys)), 0) for name, keys in CONFIG_KEYS.items()}
     heads = values.pop("heads")
     head = config.get("head_dim") or values["hidden"] // max(1, heads)
-    if experts := config.get("num_experts_per_tok"):
+    if experts := experts_per_token(config):
         values["feed_forward"] = experts * (config.get("moe_intermediate_size") or values["feed_forward"])
     values["feed_forward"] = values["feed_forward"] or 4 * values["hidden"]
     kv_width = head * (config.get("num_key_value_heads") or heads)
@@ -85,21 +86,41 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     reference = 0
     if config.objective.needs_reference:  # its embedding and head stay FP32
-        reference = weights + (4 - width) * size.vocabulary * size.hidden
-    rank = {
-        "weights, gradients and AdamW's moments, FP32": 16 * size.parameters // ranks,
+        model = known_size(config.objective.kl.to) or size  # a teacher that is not here counts as the policy
+        reference = width * model.parameters + (4 - width) * model.vocabulary * model.hidden
+    lora, adapters = config.model.lora, adapter_numbers(size, config.model.lora)
+    if lora.rank:
+        reference *= config.objective.kl.to != "initial"  # which is the base
+        learners = 12 * adapters + weights
+        trained = {
+            "the frozen base": weights // ranks,
+            "LoRA's adapters, their gradients and moments": 16 * adapters,
+        }
+    else:
+        trained = {"weights, gradients and AdamW's moments, FP32": 16 * size.parameters // ranks}
+        learners = 12 * size.parameters
+    rank = trained | {
         "the critic's": 16 * critic // ranks,
         "the frozen reference": reference // ranks,
     }
     files = config.weight_files if weight_push(config, devices) == "file" else 0
-    offloaded = 12 * (size.parameters + critic) + reference + weights * len(devices.engines)
+    offloaded = learners + 12 * critic + reference + weights * len(devices.engines)
+    published = 4 * adapters if lora.rank and config.engine.kind == "torch" else weights
     host = {
-        "published weights (at most)": weights * files,
-        "a pinned copy of them, which is written": weights if files and devices.gpus else 0,
+        "published weights (at most)": published * files,
+        "a pinned copy of them, which is written": published if files and devices.gpus else 0,
         "offloaded from the GPUs, pinned": int(PINNED * offloaded) if config.engine.colocate else 0,
     }
     engine = _of_an_engine(config, size, any(devices.engines), width)
     return MemoryEstimate(rank | _at_the_peak(config, size, devices), engine, host)
+
+
+def adapter_numbers(size: ModelSize, lora: LoraConfig) -> int:
+    """Numbers in LoRA's adapters, for layers that are built as Llama's are; queries as wide as the model."""
+    h, kv, f = size.hidden, size.kv_width, size.feed_forward
+    widths = {"q_proj": 2 * h, "k_proj": h + kv, "v_proj": h + kv, "o_proj": 2 * h}  # in + out
+    widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + f)
+    return lora.rank * size.layers * sum(widths.get(name, h + f) for name in lora.targets or widths)
 
 
 def _of_an_engine(config: Config, size: ModelSize, on_gpu: bool, width: int) -> dict[str, int]:
@@ -107,7 +128,7 @@ def _of_an_engine(config: Config, size: ModelSize, on_gpu: bool, width: int) -> 
     engine, weights, torch = config.engine, width * size.parameters, config.engine.kind != "vllm"
     numbers = 2 * size.layers * size.kv_width * engine.slots * _longest_sequence(config)
     between = int(engine.interruption.enabled)  # what is kept between thinking and answer
-    cache = f"KV cache (prompts of {PROMPT_TOKENS} tokens)"
+    cache = f"KV cache ({PROMPT_TOKENS} + {engine.longest_completion()} tokens)"
     if not torch:
         return {"weights": weights, cache: width * numbers}
     if on_gpu:  # the cache grows to twice its length at most
@@ -128,7 +149,8 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     """Bytes that a learner rank holds beside weights, gradients and moments, when it holds most.
 
     That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
-    gradients of embedding and head are whole. Ranks gather these two in FP32 and keep them for the step.
+    gradients of embedding and head are whole. Ranks gather these two, in FP32 unless they are frozen, and
+    keep them.
     """
     learner, ranks = config.learner, len(devices.learner)
     # A completion is never split: one that is longer than the budget has a micro-batch of its own.
@@ -145,16 +167,24 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     activations, logits = "activations of a micro-batch", "logits, and the head's gradients and copies"
     if not devices.gpus:  # several ranks on a CPU are a test
         return {activations: saved, logits: chunk // parts}
+    frozen, width = bool(config.model.lora.rank), 2 if narrow and config.model.lora.rank else 4
     # FP32: dW twice, as it is scaled. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
-    copies = (8 if not narrow or tokens > rows else 6) * head
+    copies = 0 if frozen else (8 if not narrow or tokens > rows else 6) * head
     in_loss = {activations: saved, logits: (chunk + copies) // parts}
     at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}
     if ranks > 1:
-        ends = 4 * head * (1 if size.tied or learner.vocab_parallel else 2)  # a split head is never gathered
+        ends = (
+            width * head * (1 if size.tied or learner.vocab_parallel else 2)
+        )  # a split head is never gathered
         layer = (size.parameters - (1 if size.tied else 2) * head) // size.layers
-        in_loss["embedding and head, gathered whole in FP32"] = ends
-        at_end["embedding and head, gathered whole in FP32, and their gradients"] = 3 * ends
-        at_end["two gathered layers and a layer's gradients"] = (12 if narrow else 16) * layer
+        in_loss["embedding and head, gathered whole"] = ends
+        at_end["embedding and head, gathered whole, and their gradients"] = (1 if frozen else 3) * ends
+        of_layers = 2 * width if frozen else 12 if narrow else 16
+        at_end["two gathered layers and a layer's gradients"] = of_layers * layer
+    if frozen:  # the sum of the widest weight, in FP32 and in the compute type
+        in_loss["a weight with its adapter"] = at_end["a weight with its adapter"] = (
+            (8 + width) * size.hidden * size.feed_forward
+        )
     return max(in_loss, at_end, key=lambda items: sum(items.values())) | {"CUDA and NCCL": CONTEXT}
 
 
@@ -177,7 +207,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, s
                 f"{available / GIB:.1f}, {(needed - available) / GIB:.1f} too few; lower {lower}"
             )
 
-    lower = "pipeline.max_lag, engine.slots or engine.count, or the model"
+    lower = "the longest completion, pipeline.max_lag, engine.slots or engine.count, or the model"
     if not devices.gpus:
         lower += ", or learner.micro_batch_tokens"
     elif config.engine.colocate:
@@ -273,7 +303,7 @@ def known_size(path: str) -> ModelSize | None:
 
 def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
     """Device split and memory estimate, as --dry-run prints them."""
-    workers = sum(task.verifier.workers for task in config.tasks.values())
+    workers = sum(config.scored[name].verifier.workers for name in set(config.scorers.values()))
     others = f"{workers} verifier workers; new weights by {weight_push(config, devices)}"
     split = f"devices: {devices.describe()}; {others}"
     if size is None:

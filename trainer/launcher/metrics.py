@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl and samples.jsonl, TensorBoard events, and Weights & Biases if it is turned on.
+"""Writes the .jsonl files of a run, TensorBoard events, and Weights & Biases if it is turned on.
 
 Each line is one object of valid JSON: NaN and infinities become null, and `non_finite` lists their keys.
 Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.config import Config, ConfigError
 from trainer.jsonl import append, nan_to_null, open_to_append
+from trainer.run_folder import HELD_OUT
 
 
 class MetricsWriter:
@@ -26,6 +27,7 @@ class MetricsWriter:
         self._run_dir = run_dir
         self._metrics = open_to_append(run_dir / "metrics.jsonl")
         self._samples = open_to_append(run_dir / "samples.jsonl")
+        self._held_out = open_to_append(run_dir / HELD_OUT)
         self._with_tensorboard = config.logging.tensorboard
         self._events: Any = None  # TensorBoard is imported at the first line, which is after start-up
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb else None
@@ -40,13 +42,18 @@ class MetricsWriter:
         if self._wandb is not None:
             self._wandb.log(scalars)
 
+    def write_held_out(self, step: int, by_prompt: Mapping[str, Any]) -> None:
+        """A line of held_out.jsonl for each task and set of an evaluation."""
+        for name, worth in by_prompt.items():
+            append(self._held_out, {"step": step, "set": name, **worth})
+
     def write_sample(self, sample: Mapping[str, Any]) -> None:
         """One line of samples.jsonl."""
         append(self._samples, _finite(sample))
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
-        for file in filter(None, (self._metrics, self._samples, self._events)):
+        for file in filter(None, (self._metrics, self._samples, self._held_out, self._events)):
             file.close()
         if self._wandb is not None:
             self._wandb.finish()

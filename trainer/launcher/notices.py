@@ -19,6 +19,7 @@ def _losses_with(key: str) -> list[str]:
 
 SEQUENCE_MASKS = [f"objective.sequence_mask {kind}" for kind in ("product", "mean", "negative")]
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
+    "engine.max_new_tokens": ["engine.interruption.enabled False"],
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
     "pipeline.max_lag": ["pipeline.scheme pipeline_rl"],
     "pipeline.npr_": ["pipeline.no_positive_resampling"],

@@ -32,7 +32,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The GPUs of each learner rank and each engine on this machine, by number; all empty on a CPU."""
+    """The GPUs of each learner rank and each engine on this machine, by number; all empty on a CPU. Without a
+    learner: for an evaluation."""
 
     cores: int
     learner: tuple[tuple[str, ...], ...]
@@ -45,7 +46,7 @@ class Devices:
     @property
     def gpus(self) -> bool:
         """True if this run uses GPUs."""
-        return bool(self.learner[0])
+        return any(chain(self.learner, self.engines)) or bool(self.remote and not self.learner)
 
     @property
     def shared(self) -> frozenset[str]:
@@ -71,28 +72,30 @@ class Devices:
     def by_role(self) -> dict[str, float]:
         """Devices by role, for the ledger. What learner and engines share in time counts half for each."""
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
-        if not self.gpus:
-            if not roles:  # a replay
-                return {"learner": float(self.cores)}
-            return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
+        if not self.gpus:  # a replay has no engines, an evaluation no learner
+            sides = [side for side in (["learner"] * bool(self.learner), roles) if side]
+            return {role: self.cores / len(sides) / len(side) for side in sides for role in side}
         shared = self.shared
         learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks on other machines share nothing
+        trains = {"learner": learner} if self.learner else {}
         if self.remote:
-            return {"learner": learner} | dict.fromkeys(roles, float(self.width))
+            return trains | dict.fromkeys(roles, float(self.width))
         devices = [len(gpus) - len(shared.intersection(gpus)) / 2 for gpus in self.engines]
-        return {"learner": learner} | dict(zip(roles, devices, strict=True))
+        return trains | dict(zip(roles, devices, strict=True))
 
     def describe(self) -> str:
         """The assignment in one line."""
         if not self.gpus:
             ranks = _count(len(self.learner), "learner rank")
             engines = _count(self.remote or len(self.engines), "remote engine" if self.remote else "engine")
-            return f"{self.cores} CPU cores, shared in time by {ranks} and {engines}"
+            users = f", shared in time by {ranks} and" if self.learner else " for"
+            return f"{self.cores} CPU cores{users} {engines}"
         engines = " | ".join(",".join(gpus) for gpus in self.engines if gpus)
         engines = engines or (f"{self.remote} remote" if self.remote else f"{len(self.engines)} on the CPU")
         beside = ", beside the learner" * (bool(self.shared) and len(self.learner) == len(self.engines) == 1)
         why = f" ({len(self.learner)} ranks: {self.why})" if self.why else ""
-        return f"GPUs: learner {', '.join(chain(*self.learner))}{why}; engines {engines}{beside}"
+        learner = f"learner {', '.join(chain(*self.learner))}{why}; " if self.learner else ""
+        return f"GPUs: {learner}engines {engines}{beside}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -101,7 +104,7 @@ def _count(number: int, noun: str) -> str:
 
 def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The GPUs left to the roles beside the judges' own; ConfigError if one of those is not among them."""
-    verifiers = [task.verifier for task in config.tasks.values() if "judge" in task.verifier.kinds]
+    verifiers = [one.verifier for one in config.scored.values() if "judge" in one.verifier.kinds]
     judges = {v.judge.device.partition(":")[2] for v in verifiers if v.judge.path} - {""}
     if missing := judges.difference(gpus):
         raise ConfigError(f"verifier.judge.device cuda:{missing.pop()}: expected cpu, or a GPU of {gpus}")
@@ -163,6 +166,21 @@ def _has_slices(gpus: Iterable[str]) -> bool:
     return any(gpu.startswith("MIG-") for gpu in gpus)
 
 
+def engines_alone(config: Config, gpus: tuple[str, ...], cores: int) -> Devices:
+    """Assign all GPUs (none: cores) to engines, for an evaluation; ConfigError if there are too few."""
+    width, remote, free = config.engine.tensor_parallel, len(config.engine.urls), len(gpus)
+    _check_settings(config, bool(gpus or remote), 0)
+    if not gpus or not width or remote:
+        return Devices(cores, (), () if remote else ((),) * (config.engine.count or 1), remote, width=width)
+    count = config.engine.count or max(1, free // width)
+    if count * width > free:
+        raise ConfigError(
+            f"{count} engines of {width} GPUs each need {count * width} GPUs, this machine has {free}; lower "
+            "engine.count or engine.tensor_parallel"
+        )
+    return Devices(cores, (), tuple(gpus[i * width : (i + 1) * width] for i in range(count)), width=width)
+
+
 def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[int, int] = (0, 0)) -> Devices:
     """Assign GPUs (none: cores) to learner and engines; ConfigError if this machine has too few.
 
@@ -222,7 +240,7 @@ def _check_settings(config: Config, gpus: bool, local: int) -> None:
 
 def slow_dtype(config: Config, devices: Devices) -> str:
     """The reason why model.dtype is not for these devices, and what to give instead; empty if it is."""
-    roles = [] if devices.gpus else ["learner"]
+    roles = ["learner"] if devices.learner and not devices.gpus else []
     roles += ["engine"] if devices.engines and not devices.engines[0] else []
     if config.model.dtype != "bfloat16" or not roles or cpu_has_bfloat16():
         return ""

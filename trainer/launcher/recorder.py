@@ -17,7 +17,7 @@ from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
 from trainer.launcher.warning_signs import SIGNS, Guards
-from trainer.messages import Event, Keep, Spans
+from trainer.messages import Event, Keep, Pace, Spans
 from trainer.roles import role_kind
 from trainer.run_folder import EVENTS, checkpoints, kept_at, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
@@ -54,7 +54,8 @@ class Recorder:
         self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
         done = map(kept_at, checkpoints(self.run_dir)) if resume else ()
         # Points of `logging.keep_at` up to here are done with.
-        self._kept = max((origin(self.run_dir).get("compute", 0.0), *done))
+        began = origin(self.run_dir)
+        self._kept = max((began.get("compute", 0.0), *done))
         self._flops = 0.0
         self._guards = Guards()
         self._like = learn(curves_of(read_groups(config.forecast.like))) if config.forecast.like else None
@@ -62,9 +63,10 @@ class Recorder:
             units = f"those runs' compute is in {self._like.unit}, this run's in {self.ledger.unit}"
             raise ConfigError(f"forecast.like: {units}; expected runs on the same kind of device")
         self._forecast_due = False  # points have come since
-        self._limit = config.pipeline.max_compute or math.inf
+        replayed = "replay" in began  # it ends with the recorded steps, whatever it takes to train on them
+        self._limit = (not replayed and config.pipeline.max_compute) or math.inf
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
-        self._parameters = 0  # of the policy, once the learner is ready
+        self._parameters = 0, 0, 0  # of policy, reference and adapters, once the learner is ready
         self._spent = 0.0  # C of the last version
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._counts: dict[str, Mapping[str, float]] = {}  # by engine, as it last reported them
@@ -94,7 +96,7 @@ class Recorder:
             case Event(kind="phase"):
                 self.view.phase(message.data["name"])
             case Event(kind="ready", data={"learner": learner}):
-                self._parameters = learner["parameters"]
+                self._parameters = _sizes(learner)
                 if kernels := learner.get("kernels"):
                     self.view.log(f"learner: {kernels}")
             case Event(kind="training_begins"):
@@ -126,6 +128,8 @@ class Recorder:
         if compute >= self.config.logging.next_kept(self._kept):
             self._kept = compute
             self.ask(Keep(compute))
+        if self.config.pipeline.max_compute:
+            self.ask(Pace(compute / event.data["step"]))
         for text in warnings.values():
             self.view.log(f"warning: {text}")
         lasting = [text for name, text in warnings.items() if SIGNS[name].in_a_row > 1]
@@ -186,7 +190,7 @@ class Recorder:
                 ledger.add(Spans(role, (("unrecorded", last, began), ("evaluate", began, event.time))))
             last = max(last, event.time)
             if event.kind == "ready":
-                self._parameters = event.data["learner"]["parameters"]
+                self._parameters = _sizes(event.data["learner"])
             elif event.kind == "training_begins":
                 ledger.begin_training(event.time)
             elif step <= version and (step, event.kind == "eval") not in lines:
@@ -236,7 +240,8 @@ class Recorder:
         # A role that reported late may have evaluated before the last version, where training was assumed.
         self._spent = max(self._spent, compute.total)
         compute = replace(compute, total=self._spent)
-        self._flops += step_flops(self._parameters, self.config.objective, event.data)
+        parameters, *others = self._parameters
+        self._flops += step_flops(parameters, self.config.objective, event.data, *others)
         self._versions[event.data["step"]] = event.time, compute, self._flops
         self.peak_gb = max(self.peak_gb, event.data.get("learner/peak_memory_gb", 0.0))
         warnings = self._guards.check(event.data)
@@ -279,9 +284,16 @@ class Recorder:
             self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0), 0.0
         compute = self._versions[step][1].total
         self.points.append(EvalPoint(step, compute, rate, event.data["pass_rate_se"]))
-        line = {"step": step} | {f"eval/{k}": v for k, v in event.data.items() if k != "step"}
+        self.metrics.write_held_out(step, event.data.get("by_prompt", {}))
+        line = {"step": step}
+        line |= {f"eval/{k}": v for k, v in event.data.items() if k not in ("step", "by_prompt")}
         gain = {"eval/gain_per_hour": (rate - self.points[0].pass_rate) / compute} if compute else {}
         return line | gain
+
+
+def _sizes(learner: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Parameters of policy, reference and adapters, from what a learner says when it is ready."""
+    return learner["parameters"], learner.get("reference_parameters", 0), learner.get("adapters", 0)
 
 
 def _sentence(event: Event) -> str:

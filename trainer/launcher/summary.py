@@ -41,7 +41,8 @@ def finish(
             text += (
                 f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {again}"
             )
-    advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text
+    samples = not config.objective.supervised  # else engines are idle, as they should be
+    advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
 
@@ -49,6 +50,7 @@ FILES = {
     "curve.png": "the fitted curve",
     "report.html": "the same with all numbers, self-contained",
     "metrics.jsonl": "one object a line: every step, every evaluation",
+    "held_out.jsonl": "what N completions of each held-out prompt are worth",
     "samples.jsonl": "prompts and completions with their rewards",
     "ledger.json": "device-seconds by role and state",
     "tensorboard": "events for TensorBoard",

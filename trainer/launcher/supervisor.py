@@ -39,6 +39,8 @@ REMOTE = "trainer.engines.vllm.remote:engine_main"
 LEARNER = "trainer.learner.process:learner_main"
 CONTROLLER = "trainer.controller.process:controller_main"
 REPLAY = "trainer.controller.replay:replay_main"
+EVALUATION = "trainer.controller.evaluation:evaluation_main"
+SERVER = "trainer.serve.server:serve_main"
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
 CONTEXT = multiprocessing.get_context("spawn")
 ENVIRONMENT = {
@@ -61,16 +63,17 @@ class Supervisor:
 
     `on_event(role, message)` gets every message of a role's telemetry, in order, on the calling thread; it
     returns why the run is complete from now on, such as "compute"; empty: it goes on. `controller`: another
-    entry of its process than the usual one.
+    entry of its process than the usual one. `start`: what the controller begins with, a checkpoint at 'path'.
+    Devices without a learner start none.
     """
 
     def __init__(
-        self, config: Config, model_dir: str, devices: Devices, resume: dict[str, Any] | None,
+        self, config: Config, model_dir: str, devices: Devices, start: dict[str, Any] | None,
         on_event: Callable[[str, object], str | None], controller: str = "",
     ) -> None:  # fmt: skip
         self._controller = controller or CONTROLLER
         self.config = for_roles(config, devices)
-        self.model_dir, self.devices, self.resume, self.on_event = model_dir, devices, resume, on_event
+        self.model_dir, self.devices, self.start, self.on_event = model_dir, devices, start, on_event
         self.run_dir = Path(config.run_dir)
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
         self._signals: list[int] = []
@@ -97,10 +100,10 @@ class Supervisor:
         (self.run_dir / "logs").mkdir(exist_ok=True)
         count = len(self.config.engine.urls) or len(self.devices.engines)
         engines = [self._start_engine(i) for i in range(count)]
-        learner = self._start_learner()
-        args = (self.config, self.model_dir, engines, learner, self.resume)
+        learner = self._start_learner() if self.devices.learner else None
+        args = (self.config, self.model_dir, engines, learner, self.start)
         self._start("controller", self._controller, args)
-        for conn in (*engines, learner):
+        for conn in filter(None, (*engines, learner)):
             conn.close()  # only the role holds its end now, so its death closes the pipe
         self._write_pids()
 
@@ -124,14 +127,16 @@ class Supervisor:
         return ours, role_end
 
     def _loadable(self) -> str:
-        """The folder from which an engine loads the model. That of a resumed run is a checkpoint, which newer
-        ones replace in time; then the newest will do: its weights give way to those of the other engines."""
-        newest = latest(self.run_dir) if self.resume and not Path(self.model_dir).exists() else None
+        """The folder from which an engine loads the model. That of a run which is resumed, or served, is a
+        checkpoint, which newer ones replace in time; then the newest will do: its weights give way to those
+        of the other engines."""
+        run = (self.start or {}).get("served_run", self.run_dir)
+        newest = latest(run) if self.start and not Path(self.model_dir).exists() else None
         return str(newest or self.model_dir)
 
     def _start_learner(self) -> Connection:
         """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""
-        ranks, resume_path = len(self.devices.learner), self.resume["path"] if self.resume else None
+        ranks, resume_path = len(self.devices.learner), self.start["path"] if self.start else None
         ours, role_end = self._pipe()
         threads = self.devices.threads(self.config.learner.threads, ranks)
         port = _free_port() if ranks > 1 else 0
@@ -195,7 +200,8 @@ class Supervisor:
                 raise KeyboardInterrupt
             if self._signals and not stop_sent:
                 stop_sent = True
-                self._note("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
+                saving = " after this step and saving a checkpoint" if self.devices.learner else ""
+                self._note(f"stopping{saving}; Ctrl-C again ends at once")
                 self.send_controller(Shutdown())
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))

@@ -1,6 +1,7 @@
 """Checkpoints: a Hugging Face folder plus what a resume needs, written atomically.
 
 model.safetensors config.json tokenizer.json ...   AutoModelForCausalLM.from_pretrained reads it
+adapter/          with LoRA: the adapters alone, for peft; the model above has them merged
 state/            weights and AdamW's state of policy and critic, version and random state, by
                   torch.distributed.checkpoint: each rank writes its shards, and any number can read them
 controller.json   the controller's state, from which main.py resumes
@@ -26,9 +27,11 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.config import ConfigError
+from trainer.learner.lora import AdaptedWeight
 from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
+from trainer.models.lora import Adapter, write_adapter
 from trainer.run_folder import checkpoints, kept_at, write_checksums
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -90,7 +93,8 @@ class _Unpickler(pickle._Unpickler):
 
 def save(
     path: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    networks: Mapping[str, ShardedAdamW], version: int, controller_state: dict[str, Any], ranks: Ranks,
+    weights: Mapping[str, Tensor | AdaptedWeight], networks: Mapping[str, ShardedAdamW], version: int,
+    controller_state: dict[str, Any], ranks: Ranks, adapter: Adapter | None = None,
 ) -> None:  # fmt: skip
     """Write a temporary folder, then rename it; a failure leaves older checkpoints as they are.
 
@@ -106,13 +110,15 @@ def save(
         state = _state(networks, version)
         dcp.save(state, checkpoint_id=temporary / "state", no_dist=ranks.mesh is None)
         full = {}
-        for name, weight in networks["policy"].weights.items():
-            tensor = full_tensor(weight, torch.float32)
+        for name, weight in weights.items():
+            tensor = full_tensor(weight, weight.dtype)
             if not ranks.rank:
                 full[name] = tensor.cpu()
         if not ranks.rank:
             model.save_pretrained(temporary, state_dict=full)
             tokenizer.save_pretrained(temporary)
+            if adapter is not None:
+                write_adapter(temporary / "adapter", adapter)
             (temporary / "controller.json").write_text(json.dumps(controller_state))
             write_checksums(temporary)
             shutil.rmtree(final, ignore_errors=True)  # an older one of the same version
@@ -144,6 +150,12 @@ def load(path: str | Path, networks: Mapping[str, ShardedAdamW], ranks: Ranks) -
         raise ConfigError(
             f"{path}: the checkpoint holds no {', '.join(missing)}; resume with the objective.critic.body of "
             "the run, or start a new one"
+        )
+    expected = {f"weights.{name}": w.shape for name, w in networks["policy"].weights.items()}
+    if {n: getattr(m, "size", None) for n, m in saved.items() if n.startswith("weights.")} != expected:
+        raise ConfigError(
+            f"{path}: the checkpoint holds other trained weights than this run's; expected those of its "
+            "model.path and model.lora: go on with the run's, or start a new run with it as model.path"
         )
     state = _state(networks, 0)
     by_network = {name: state if name == "policy" else state[name] for name in networks}

@@ -6,17 +6,19 @@ exchange their statistics, so that all of them step or all of them refuse.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
+from transformers import AutoTokenizer
 
-from trainer.accounting.flops import active_parameters
+from trainer.accounting.flops import active_parameters, experts_per_token, train_flops
 from trainer.accounting.throughput import peak_memory_gb, peak_tflops, throughput
 from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
@@ -24,6 +26,7 @@ from trainer.learner.attention import FLASH_DTYPES, flash_kernel
 from trainer.learner.critic import NO_SUMS, Critic, overflowed, value_metrics
 from trainer.learner.fused_body import fuse_on
 from trainer.learner.inputs import Inputs, prefetch
+from trainer.learner.lora import adapter_of, add_adapters, weights_for_engines, without_adapters
 from trainer.learner.objective import make_kl, make_objective
 from trainer.learner.offload import Offload
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
@@ -34,7 +37,7 @@ from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import BatchStats, batch_metrics, lag_histogram, rank_stats, total
-from trainer.models.resolve import resolve_model
+from trainer.models.resolve import base_name, resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
@@ -56,19 +59,26 @@ class Learner:
         self._cuda = self.ranks.device.type == "cuda"
         self._token_budget = settings.micro_batch_tokens or default_token_budget(self._cuda)
         torch.manual_seed(config.seed)
-        self.model = make_policy(model_dir, config, self.ranks)
+        initial = model_dir if resume_from is None else resolve_model(config.model.path)
+        lora = config.model.lora
+        self.model = make_policy(initial if lora.rank else model_dir, config, self.ranks)
         self.times = self.model.times = PartTimes(self.ranks.device)
         self._part_seconds: dict[str, float] = {}  # of the step under way
         self._skipped = 0  # steps in a row
         self.reference: PolicyModel | None = None
-        if config.objective.needs_reference:
-            initial = model_dir if resume_from is None else resolve_model(config.model.path)
-            self.reference = make_policy(initial, config, self.ranks, frozen=True)
-        weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them
-        self.policy = ShardedAdamW(weights, self.ranks, settings, settings.lr, LossScale(config.model.dtype))
-        self.weights, self.parameters = self.policy.weights, self.policy.parameters
-        per_token = getattr(self.model.lm.config, "num_experts_per_tok", None)
-        self.active_parameters = active_parameters({n: w.shape for n, w in self.weights.items()}, per_token)
+        needs_reference = config.objective.needs_reference
+        if needs_reference and not (lora.rank and config.objective.kl.to == "initial"):  # else it is the base
+            folder = reference_folder(config, model_dir, resume_from)
+            self.reference = make_policy(folder, config, self.ranks, frozen=True)
+        # Tied ones once, as FSDP2 shards them.
+        trained = {name: w for name, w in self.model.lm.named_parameters() if w.requires_grad}
+        self.policy = ShardedAdamW(trained, self.ranks, settings, settings.lr, LossScale(config.model.dtype))
+        self.weights, self.parameters = weights_for_engines(self.model.lm), self.policy.parameters
+        self.adapter = adapter_of(self.model.lm, base_name(config.model.path, initial), lora)
+        self.base_dir = initial  # of the adapter's base
+        self.adapter_parameters = sum(w.numel() for w in trained.values()) if lora.rank else 0
+        self.active_parameters = _active_parameters(self.model)
+        self.reference_parameters = needs_reference * _active_parameters(self.reference or self.model)
         self.optimizer = self.policy.adamw
         self.critic: Critic | None = None
         if config.objective.has_critic:
@@ -104,7 +114,8 @@ class Learner:
     def _stored(self, moments: bool) -> list[torch.Tensor]:
         """This rank's shards of all networks, and the moments of those that are trained."""
         trained = self.networks.values()
-        frozen = [local_shard(w) for w in self.reference.parameters()] if self.reference else []
+        models = [self.model, self.reference] if self.reference else [self.model]
+        frozen = [local_shard(w) for m in models for w in m.parameters() if not w.requires_grad]
         states = [m for network in trained for m in network.moments()] if moments else []
         return [*frozen, *(p for network in trained for p in network.parameters), *states]
 
@@ -115,6 +126,7 @@ class Learner:
         the same weights and moments. So its groups count as trained on, and no lag changes."""
         start = time.monotonic()
         lags = self._check(batch)
+        self._steps = batch.steps or self.config.pipeline.steps
         with self.clock.state("pack"):
             steps = schedule(batch.sequences, self._token_budget, self.ranks.size)
         self._part_seconds = {}
@@ -126,7 +138,8 @@ class Learner:
         seconds = time.monotonic() - start
         tokens = rank_tokens(steps)
         peak = peak_tflops(self.ranks.device)
-        metrics |= throughput(self.active_parameters, sum(tokens), seconds, self.ranks.size, peak)
+        token_flops = train_flops(self.active_parameters, self.adapter_parameters)
+        metrics |= throughput(token_flops, sum(tokens), seconds, self.ranks.size, peak)
         return metrics | {
             "learner/peak_memory_gb": peak_memory_gb(self.ranks.device),
             "learner/input_tokens": float(sum(tokens)),
@@ -143,9 +156,10 @@ class Learner:
         """Each model's scores of every token under the present weights; the policy's only for `logprobs`."""
         weighted = [replace(s, token_weights=np.ones(len(s.token_ids), np.float32)) for s in sequences]
         shard: dict[int, dict[str, NDArray[np.float32]]] = {}  # by sequence and field of TokenScores
-        models, temperature = {"logprobs": self.model} if logprobs else {}, self.config.engine.temperature
-        if self.reference is not None:
-            models["logprobs_ref"] = self.reference
+        models: dict[str, Callable[..., PolicyOutput]] = {"logprobs": self.model} if logprobs else {}
+        temperature = self.config.engine.temperature
+        if self.config.objective.needs_reference:
+            models["logprobs_ref"] = self.reference or partial(without_adapters, self.model)
         with torch.no_grad():
             for step in schedule(weighted, self._token_budget, self.ranks.size):
                 m = step[self.ranks.rank]
@@ -287,15 +301,41 @@ class Learner:
     def _learning_rate(self) -> float:
         """Learning rate of the next step."""
         settings = self.config.learner
-        return settings.lr * lr_share(settings, self.version + 1, self.config.pipeline.steps)
+        return settings.lr * lr_share(settings, self.version + 1, self._steps)
+
+
+def _active_parameters(model: PolicyModel) -> int:
+    """Parameters that a token passes through; of the whole model, whatever this rank's shard."""
+    shapes = {name: weight.shape for name, weight in weights_for_engines(model.lm).items()}
+    return active_parameters(shapes, experts_per_token(model.lm.config.get_text_config().to_dict()))
+
+
+def reference_folder(config: Config, model_dir: str, resume_from: str | None) -> str:
+    """The folder of the frozen reference: the run's first weights, or another model's. ConfigError if that
+    model has another tokenizer, since it scores the policy's token ids."""
+    name = config.objective.kl.to
+    if name == "initial":
+        return model_dir if resume_from is None else resolve_model(config.model.path)
+    folder = resolve_model(name, key="objective.kl.to")
+    ours, other = (AutoTokenizer.from_pretrained(path).get_vocab() for path in (model_dir, folder))
+    if ours != other:
+        differ = sum(other.get(token) != i for token, i in ours.items()) or len(other.keys() - ours)
+        raise ConfigError(
+            f"objective.kl.to {name}: its tokenizer differs from the policy's in {differ} of {len(ours)} "
+            "tokens; expected a model with the same token ids, such as a larger one of the same family"
+        )
+    return folder
 
 
 def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = False) -> PolicyModel:
     """The model in the folder on this rank's device: whole, or its shard. A frozen one only scores."""
     checkpointed = config.learner.checkpoint_activations and not frozen
     policy = PolicyModel(model_dir, config.model, checkpointed, empty=ranks.mesh is not None)
+    adapted = config.model.lora.rank > 0 and not frozen
     if frozen:
         policy.freeze()
+    elif adapted:
+        add_adapters(policy.lm, policy.dtype, config.model.lora, config.seed)
     lines = [fuse_on(ranks.device, policy.lm, policy.dtype, config.model.match_engine)]
     if ranks.device.type == "cuda":
         lines.append(flash_kernel()[1] if policy.dtype in FLASH_DTYPES else "attention in float32, by blocks")
@@ -303,5 +343,8 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     if ranks.mesh is None:
         return policy.to(ranks.device)
     shard(policy, ranks.mesh, config.learner.vocab_parallel)
-    load_from_rank0(policy.lm, load(model_dir) if ranks.rank == 0 else None)
+    source = load(model_dir) if ranks.rank == 0 else None
+    if source is not None and adapted:
+        add_adapters(source, policy.dtype, config.model.lora, config.seed)
+    load_from_rank0(policy.lm, source)
     return policy

@@ -16,16 +16,17 @@ FIRST_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
 GROWTH_STEPS = 100  # without an overflow, until the scale is doubled
 
 
-def lr_share(settings: LearnerConfig, step: int, steps: int) -> float:
+def lr_share(settings: LearnerConfig, step: int, steps: float) -> float:
     """Share of the learning rate at optimizer step `step` of `steps`, both from 1.
 
     A linear warm-up, whose last step has the whole rate; then the schedule, which would be at
-    `final_lr_share` one step after the last: at a rate of 0 the last step would be for nothing.
+    `final_lr_share` one step after the last: at a rate of 0 the last step would be for nothing. A step beyond
+    an expected last one is itself the last.
     """
     peak = max(1, settings.warmup_steps)
     if step <= peak or settings.schedule == "constant":
         return min(1.0, step / peak)
-    done = (step - peak) / (steps - peak + 1)
+    done = (step - peak) / (max(steps, step) - peak + 1)
     remaining = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.final_lr_share + (1 - settings.final_lr_share) * remaining
 

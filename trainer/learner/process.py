@@ -24,6 +24,7 @@ from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
 from trainer.messages import Ack, Event, Push, Ready, Refused, Save, Score, Scored, StepDone, Written
+from trainer.models.lora import push_metadata
 from trainer.roles import run_role, started
 from trainer.telemetry import Clock, send
 from trainer.types import TrainBatch
@@ -107,17 +108,25 @@ class LearnerService:
         if config.engine.colocate:
             self._learner.leave_device()
         self._weight_files: WeightFiles | None = None
+        one, metadata = self._learner, dict[str, str]()
+        if one.adapter is not None and config.engine.kind == "torch":
+            metadata = push_metadata(one.adapter, one.base_dir, config.model.dtype)
+        self._published = one.policy.weights if metadata else one.weights  # the adapters alone, or all
         if ranks.rank == 0 and not config.engine.direct_push:
-            size = self._dtype.itemsize * sum(w.numel() for w in self._learner.weights.values())
+            dtype = torch.float32 if metadata else self._dtype
+            size = dtype.itemsize * sum(w.numel() for w in self._published.values())
             # On a GPU the next step starts while a file is written; on a CPU both would need the same cores.
             behind = self._send_written if ranks.device.type == "cuda" else None
-            self._weight_files = WeightFiles(config.run_dir, size, config.weight_files, self._dtype, behind)
+            files = config.weight_files
+            self._weight_files = WeightFiles(config.run_dir, size, files, dtype, behind, metadata)
         self.note = self._weight_files.note if self._weight_files else ""  # for the user
         self._changed = False  # since the last weight file
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
         info = {
             "parameters": self._learner.active_parameters,
+            "reference_parameters": self._learner.reference_parameters,
+            "adapters": self._learner.adapter_parameters,
             "dtype": config.model.dtype,
             "seconds": seconds,
         }
@@ -173,7 +182,7 @@ class LearnerService:
 
     def _publish(self) -> str:
         """Write the weights to a file; its path on rank 0. All ranks take part: gathering is a collective."""
-        weights = self._learner.weights
+        weights = self._published
         if self._weight_files is not None:
             return self._weight_files.write(weights, self._learner.version)
         for weight in weights.values():
@@ -192,7 +201,8 @@ class LearnerService:
     def _save(self, path: str, controller_state: dict[str, Any]) -> None:
         one = self._learner
         checkpoint.save(
-            path, one.model.lm, self._tokenizer, one.networks, one.version, controller_state, self._ranks
-        )
+            path, one.model.lm, self._tokenizer, one.weights, one.networks, one.version, controller_state,
+            self._ranks, one.adapter,
+        )  # fmt: skip
         if self._ranks.rank == 0:
             checkpoint.prune(self._config.run_dir, self._config.logging.keep_checkpoints)

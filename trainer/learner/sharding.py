@@ -4,6 +4,7 @@ embedding and head     gathered in FP32 for all of forward and backward, being o
                        the untied head of a vocabulary-parallel loss is never gathered
 each layer's matrices  gathered in the compute type just before use, gradients summed in FP32
 vectors (norms)        replicated: gathered in bfloat16 they would differ from what a single rank computes
+LoRA's adapters        replicated, for the same reason; the frozen base is sharded as above, in its own type
 
 Gradients are summed over the ranks, not averaged: the token weights are those of the whole batch.
 """
@@ -20,7 +21,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from trainer.learner.lora import AdaptedWeight
 from trainer.learner.policy_model import PolicyModel
+from trainer.models.lora import merged
 
 
 def shard(policy: PolicyModel, mesh: DeviceMesh, vocab_parallel: bool) -> None:
@@ -32,7 +35,8 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, vocab_parallel: bool) -> None:
         policy.vocabulary_group = dist.distributed_c10d._get_default_group()
     if vocab_parallel and not tied:
         all_ranks = init_device_mesh(mesh.device_type, (mesh.size(),))
-        head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), all_ranks, [Shard(0)]))
+        shards = distribute_tensor(head.weight.detach(), all_ranks, [Shard(0)])
+        head.weight = nn.Parameter(shards, head.weight.requires_grad)
         shard_module(policy, mesh, policy.dtype, [], {head.weight})
     else:
         shard_module(policy, mesh, policy.dtype, [head], set())
@@ -46,7 +50,8 @@ def shard_module(
 ) -> None:  # fmt: skip
     """Shard an empty network in place: embeddings and `ends` gathered in FP32, its layers in this type."""
     ends = [*(m for m in root.modules() if isinstance(m, nn.Embedding)), *ends]
-    replicated = replicated | {p for p in root.parameters() if p.dim() < 2}
+    small = (p for name, p in root.named_parameters() if p.dim() < 2 or ".lora_" in name)
+    replicated = replicated | set(small)
     compute = dtype if dtype != torch.float32 else None
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     mixed = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
@@ -95,8 +100,11 @@ def as_dtensor(shard: Tensor, parameter: Tensor) -> Tensor:
     return DTensor.from_local(shard, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
-def full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def full_tensor(parameter: Tensor | AdaptedWeight, dtype: torch.dtype) -> Tensor:
     """The whole tensor in this type. A collective: every rank must call it."""
+    if isinstance(parameter, AdaptedWeight):
+        base = full_tensor(parameter.base, parameter.dtype)
+        return merged(base, parameter.a.detach(), parameter.b.detach(), parameter.scale).to(dtype)
     tensor = parameter.detach().to(dtype)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

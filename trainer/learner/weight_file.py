@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trainer import run_folder
 from trainer.config import ConfigError
+from trainer.learner.lora import AdaptedWeight
 from trainer.learner.sharding import full_tensor
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -36,9 +37,9 @@ class WeightFiles:
 
     def __init__(
         self, run_dir: str, size: int, files: int, dtype: torch.dtype,
-        behind: Callable[[str, str], None] | None = None,
+        behind: Callable[[str, str], None] | None = None, metadata: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.dtype, self.behind, self.note = dtype, behind, ""
+        self.dtype, self.behind, self.note, self._metadata = dtype, behind, "", metadata
         self._buffers: list[Path] = []
         self._blocks: list[Tensor] = []  # the copy that the thread writes
         self._writer: Thread | None = None
@@ -54,14 +55,14 @@ class WeightFiles:
         self.folder, self._lock = run_folder.own_folder(shared if fits else Path(run_dir))
         atexit.register(self.close)
 
-    def write(self, weights: Mapping[str, Tensor], version: int) -> str:
+    def write(self, weights: Mapping[str, Tensor | AdaptedWeight], version: int) -> str:
         """Write an unused buffer, then link it under the version's name; returns that path, which exists from
         then on.
 
         Weights may be sharded: each is gathered, in order, and the other ranks must gather them as well.
         """
         path = self.folder / f"version-{version:06d}.safetensors"
-        header = _header(weights, self.dtype)
+        header = _header(weights, self.dtype, self._metadata)
         if self.behind is None:
             self._publish(path, header, (_bytes(w, self.dtype).cpu() for w in weights.values()))
         else:
@@ -95,7 +96,9 @@ class WeightFiles:
                 f"cannot publish the weights to {self.folder}: {e.strerror}; free space there, then --resume"
             ) from e
 
-    def _copy(self, weights: Mapping[str, Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
+    def _copy(
+        self, weights: Mapping[str, Tensor | AdaptedWeight]
+    ) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it comes
         before what changes the weights next, in the order of the stream."""
         end, copied = 0, None
@@ -128,14 +131,16 @@ class WeightFiles:
         self.behind(str(path), problem)
 
 
-def _bytes(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _bytes(weight: Tensor | AdaptedWeight, dtype: torch.dtype) -> Tensor:
     """The whole weight's bytes in this type, where it is. A collective if it is sharded."""
     return full_tensor(weight, dtype).contiguous().view(-1).view(torch.uint8)
 
 
-def _header(weights: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+def _header(
+    weights: Mapping[str, Tensor | AdaptedWeight], dtype: torch.dtype, metadata: Mapping[str, str] | None
+) -> bytes:
     """The beginning of a safetensors file with these weights, in order."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     start = 0
     for name, w in weights.items():
         end = start + w.numel() * dtype.itemsize

@@ -23,6 +23,7 @@ from vllm.utils import torch_utils  # noqa: F401  it replaces torch.cuda.set_str
 from vllm.utils.network_utils import get_open_port
 
 from trainer.config import EngineConfig
+from trainer.learner.lora import AdaptedWeight
 from trainer.learner.sharding import full_tensor
 from trainer.messages import Ack, Transfer
 from trainer.models.checkpoint_names import as_in_checkpoint
@@ -34,7 +35,7 @@ ADVICE = "engine.weight_push file goes through shared memory instead"
 class Source(WeightSource):
     """The learner's weights as `dtype` under their checkpoint names. All ranks iterate it in step."""
 
-    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, weights: Mapping[str, Tensor | AdaptedWeight], dtype: torch.dtype) -> None:
         self.weights, self.dtype = weights, dtype
 
     def metadata(self) -> list[ParamMeta]:
@@ -91,8 +92,8 @@ class Sender:
     """One learner rank's side of the transfer; all ranks create one and call `send` in step."""
 
     def __init__(
-        self, engine: EngineConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, rank: int,
-        conn: Connection | None,
+        self, engine: EngineConfig, weights: Mapping[str, Tensor | AdaptedWeight], dtype: torch.dtype,
+        rank: int, conn: Connection | None,
     ) -> None:  # fmt: skip
         self._method = engine.weight_push
         source = Source(weights, dtype)

@@ -26,7 +26,7 @@ WITHIN = MARGIN  # A is known if its interval reaches no further than this from 
 CHANCE = 0.8  # the probability of that at which a plan is good enough
 UNUSABLE_PILOT = {  # flags of a pilot from which nothing can be predicted
     "falling": "fix the run before planning",
-    "last-point-low": "evaluate again before planning",
+    "last-point-low": "evaluate it again before planning (python -m trainer.evaluate)",
     "flat": "it cannot be said when the reward will rise: train until it does, evaluate with less noise, or "
     "plan without the pilot (--c-mid, --r0)",
     "poor-fit": "a sigmoid does not describe this pilot and cannot predict the rest: look at its points",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Fit
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.curve.sigmoid import Curve, Estimate, EvalPoint, curve_of
 from trainer.scaling.layout import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
@@ -94,6 +94,31 @@ def plot(
             marks = [Line2D([], [], ls="none", ms=3, **looks[name]) for name in labels]
             figure.legend(marks, list(labels.values()), loc="outside upper left", ncols=columns)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def lines(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, Estimate]]]], path: Path, unit: str
+) -> None:
+    """Write a picture with a panel for each entry: rewards over compute, a line for each name in it, whose
+    colour is its place in their order."""
+    from matplotlib import colormaps, rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
+        width, height = BOTH_COLUMNS
+        figure = Figure(figsize=(width * max(1, len(panels) / 2), height), layout="constrained")
+        for axes, (title, named) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+        ):
+            colours = colormaps["viridis"](np.linspace(0, 0.9, len(named)))
+            for colour, (name, row) in zip(colours, named.items(), strict=True):
+                compute, value, low, high = np.array([(c, *astuple(e)) for c, e in row]).T
+                axes.plot(compute, value, "o-", ms=3, lw=1, color=colour, label=name)
+                axes.fill_between(compute, low, high, color=colour, alpha=0.15, lw=0)
+            _compute_axis(axes, unit, log=True)
+            axes.set_ylabel("held-out reward")
+            axes.legend(title=title)
+        figure.savefig(path)
 
 
 def straighten(curve: Curve, fit: Fit) -> Array:

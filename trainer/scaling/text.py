@@ -14,7 +14,8 @@ ADVICE = {  # what an unidentified ceiling needs, by flag; any other: a longer r
     "too-few-points": "Evaluate more often or train longer.",
     "flat": "Train until the reward rises.",
     "falling": "Find out why the run fell, and fix that.",
-    "last-point-low": "Evaluate the last checkpoint again.",
+    "last-point-low": "Evaluate the last checkpoint again, by more samples; of a run of this trainer: "
+    "python -m trainer.evaluate RUN@STEP --evaluation.samples 64.",
     "poor-fit": "Look at the points: a sigmoid does not describe them.",
     "not-sigmoid": "Look at the points: a sigmoid may not describe them.",
 }

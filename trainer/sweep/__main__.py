@@ -1,5 +1,6 @@
 """`python -m trainer.sweep`: trains recipes × seeds on one task, and says which is best at which budget."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from trainer.config.values import Range
 from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
 from trainer.scaling.reading.options import Options
+from trainer.sweep.axes import read_axes
 from trainer.sweep.executors import Cluster, LocalExecutor
 from trainer.sweep.halving import RUNGS, stop_recipes
 from trainer.sweep.progress import View, clock, time_left
@@ -32,6 +34,11 @@ class Arguments(Options):
     """folder of the sweep"""
     seeds: Annotated[int, "N", Range(1)] = 3
     """runs of each recipe"""
+    vary: Annotated[tuple[str, ...], "KEY=VALUE,VALUE"] = ()
+    """train each recipe with each of these values of a key, such as learner.lr=1e-4,3e-4; given again: with
+    each combination"""
+    zip: bool = False
+    """pair the values of several --vary (the first of each, the second, ...) instead of combining all"""
     budget: Annotated[float, "HOURS", Range(0)] = 0.0
     """compute of each run, in device-hours of its ledger (default: up to pipeline.steps)"""
     jobs: Annotated[int, "N", Range(0)] = 0
@@ -39,7 +46,7 @@ class Arguments(Options):
     gpus_per_run: Annotated[int, "N", Range(0)] = 0
     """GPUs of each run (default: an equal share)"""
     halving: bool = False
-    """stop recipes that will not win, at four shares of the budget from a quarter on"""
+    """stop recipes that will not win, at 25, 37.5, 50 and 75 % of the budget"""
     executor: Literal["here", "slurm", "local"] = "here"
     """this machine, a Slurm cluster through submitit, or submitit's processes on this machine"""
     executor_options: Annotated[tuple[str, ...], "KEY=VALUE"] = ()
@@ -54,7 +61,7 @@ class Arguments(Options):
 
     def sweep(self, recipes: Sequence[str], overrides: tuple[str, ...]) -> Sweep:
         """The sweep that is asked for; without recipes, that of the folder."""
-        if not recipes and (self.out / ASKED).is_file():
+        if not recipes and not self.vary and (self.out / ASKED).is_file():
             return load(self.out)
         if not recipes or not self.task:
             raise ConfigError(
@@ -67,7 +74,7 @@ class Arguments(Options):
         rungs = RUNGS if self.halving else ()
         return Sweep(
             folder=self.out, recipes=tuple(names), task=task, seeds=self.seeds, budget=self.budget,
-            rungs=rungs, overrides=overrides,
+            rungs=rungs, vary=read_axes(self.vary), zip=self.zip, overrides=overrides,
         )  # fmt: skip
 
     def executor_of(self, sweep: Sweep) -> LocalExecutor | Cluster:
@@ -116,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _checked(sweep: Sweep) -> dict[str, Config]:
     """Each recipe's configuration, after a note of what its files set and the run will not have."""
     launches = sweep.check()
-    for name, launch in launches.items():
-        for notice in launch.notices:
-            print(f"note: {name}: {notice}", file=sys.stderr)
+    named = {notice: name for name, launch in reversed(launches.items()) for notice in launch.notices}
+    for notice, name in reversed(named.items()):  # once for all points of the axes
+        print(f"note: {name}: {notice}", file=sys.stderr)
     return {name: launch.config for name, launch in launches.items()}
 
 
@@ -143,7 +150,8 @@ def _train(sweep: Sweep, executor: LocalExecutor | Cluster) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m trainer.sweep",
-        usage="%(prog)s RECIPE ... --task T --seeds N --budget H --out FOLDER [-- --KEY VALUE ...]\n"
+        usage="%(prog)s RECIPE ... --task T --seeds N --budget H [--vary KEY=VALUE,VALUE] --out FOLDER "
+        "[-- --KEY VALUE ...]\n"
         "       %(prog)s --out FOLDER   go on with the sweep of this folder\n"
         "       %(prog)s table FOLDER   make its results again, from the curves",
         description=(__doc__ or "").partition(": ")[2],
@@ -163,7 +171,7 @@ def plan(sweep: Sweep, jobs: int) -> str:
     runs = [run for run in remaining if not complete(run.folder, sweep.budget)]
     seconds = time_left(sweep, status, jobs)
     time = "" if seconds is None else f" Time left: {clock(seconds)}."
-    commands = "\n".join(" ".join(run.command(sweep.budget)) for run in runs)
+    commands = "\n".join(shlex.join(run.command(sweep.budget)) for run in runs)
     return f"{commands}\n{len(runs)} of {len(sweep.runs)} runs are to be trained.{time}"
 
 

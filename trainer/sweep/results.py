@@ -3,7 +3,7 @@
 Its curves can be kept in three small files, from which the results can be made again:
 
 FOLDER/curves.csv.gz  every evaluation of every run, and what runs must share to be compared
-FOLDER/ledger.json    of each run: its compute, wall time, seconds in each state and pipeline scheme
+FOLDER/ledger.json    of each run: its compute, wall time, seconds in each state, pipeline scheme, dtype
 FOLDER/sweep.yaml     what was asked for; with status.json, what came of it
 """
 
@@ -12,7 +12,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from trainer.accounting.run_account import ledger_of
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
 from trainer.scaling.commands.compare import describe, to_json
-from trainer.scaling.compare import compare_fits
+from trainer.scaling.comparability import incomparable
+from trainer.scaling.compare import compare_fits, without_ranking
 from trainer.scaling.curve.points import MIN_POINTS
+from trainer.scaling.frontier import draw, frontier, table
 from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, read_groups, same_unit
@@ -53,10 +55,14 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
         unit = same_unit([run.curve for run in runs])
         going = [run.curve.points[-1].compute for run in runs if run.recipe not in status.stopped]
         comparison = compare_fits(fits_of(runs), end=min(going) if status.stopped and going else None)
+        comparison = without_ranking(comparison, incomparable(groups, same_metric=False))
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
         errors = {Path(run.curve.name).name: e for run in runs if (e := run.error_at_2x) is not None}
         content |= to_json(comparison, groups, unit) | {"r2": r2, "error_at_2x": errors}
-        texts.append(describe(comparison, groups, unit))
+        axes = {axis: rows for axis, values in sweep.axes.items() if (rows := frontier(comparison, values))}
+        content["axes"] = {axis: list(map(asdict, rows)) for axis, rows in axes.items()}
+        frontiers = [table(axis, rows, unit, comparison.confidence) for axis, rows in axes.items()]
+        texts += [*map(str, frontiers), describe(comparison, groups, unit)]
         notes.append(f"R², mean over runs: {', '.join(f'{name} {x:.3f}' for name, x in r2.items())}.")
         if errors:
             error = f"{np.median(np.abs(list(errors.values()))):.3f}, median of {len(errors)} runs"
@@ -67,8 +73,10 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if runs:
-        page.write(runs, sweep.folder / "report.html")
+        page.write(runs, sweep.folder / "report.html", frontiers=frontiers)
         page.draw(runs, sweep.folder, "png")
+        if axes:
+            draw(axes, sweep.folder / "frontier.png", unit)
     return text
 
 
@@ -150,8 +158,9 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
             for name, role in ledger["roles"].items()
             if role["devices"]
         }
-        scheme, unit = config["pipeline"]["scheme"], ledger["unit"]
-        ledgers[run.name] = {key: ledger[key] for key in TOTALS} | {"scheme": scheme, "roles": roles}
+        settings_of = {"scheme": config["pipeline"]["scheme"], "dtype": config["model"]["dtype"]}
+        ledgers[run.name] = {key: ledger[key] for key in TOTALS} | settings_of | {"roles": roles}
+        unit = ledger["unit"]
     table = StringIO()
     columns = dict.fromkeys(["run", *(column for row in rows for column in row)])
     writer = csv.DictWriter(table, list(columns), lineterminator="\n")

@@ -2,6 +2,7 @@
 
 FOLDER/sweep.yaml     what was asked, and the settings in which the recipes differ
 FOLDER/R-S/           the run folder of recipe R, seed S: it says whether the run is complete
+                      (a recipe at a point of the axes of `--vary` is one of its own, as scalerl-lr_0.0003)
 FOLDER/logs/R-S.log   what the run printed
 FOLDER/runs.toml      the runs with enough evaluations, for `python -m trainer.scaling`
 FOLDER/status.json    errors of the last attempts, recipes stopped early, wall time
@@ -24,18 +25,22 @@ from trainer.config import Config, ConfigError
 from trainer.config.typed import fields
 from trainer.jsonl import write_atomic
 from trainer.run_folder import latest
+from trainer.sweep.axes import Axes, Point, points, suffix
 
 TRAINER = (sys.executable, "-m", "trainer.main")
 ASKED, STATUS = "sweep.yaml", "status.json"
-OURS = ("--recipe", "--task", "--seed", "--run-dir", "--run_dir", "--resume", "--dry-run", "--pipeline.max")
-FIXED = ("task", "budget", "rungs", "overrides")  # what all runs of a folder have in common
+OURS = (
+    "--recipe", "--task", "--seed", "--run-dir", "--run_dir", "--resume", "--dry-run",
+    "--pipeline.max_compute", "--pipeline.max-compute",
+)  # fmt: skip
+FIXED = ("task", "budget", "rungs", "zip", "overrides")  # what all runs of a folder have in common
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One recipe with one seed."""
 
-    recipe: str  # its name, without folder and ending
+    recipe: str  # its name, without folder and ending, and with the values of the axes
     folder: Path
     start: tuple[str, ...]  # the command, but for the compute
 
@@ -69,19 +74,48 @@ class Sweep:
     seeds: int
     budget: float  # device-hours of each run; 0: its pipeline.steps are the only limit
     rungs: tuple[float, ...] = ()  # shares of the budget at which recipes may be stopped
+    vary: Axes = field(default_factory=dict)
+    zip: bool = False  # the axes' values are paired
     overrides: tuple[str, ...] = ()
     curves_only: bool = False  # a copy by --keep-curves, without the run folders
+
+    @cached_property
+    def points(self) -> dict[str, tuple[str, Point]]:
+        """The file or name of each recipe, and its values on the axes, by its name with these values."""
+        named = [
+            (Path(recipe).stem + suffix(point), (recipe, point))
+            for recipe in self.recipes
+            for point in points(self.vary, self.zip)
+        ]
+        names = [name for name, _ in named]
+        if repeated := {n for n in names if names.count(n) > 1}:
+            raise ConfigError(f"two recipes are named {repeated.pop()!r}; expected each name once")
+        return dict(named)
+
+    @property
+    def axes(self) -> dict[str, dict[str, str]]:
+        """The values of the recipes on each axis; paired axes are one, and several recipes are one, too."""
+        keys = [tuple(self.vary)] if self.zip else [(key,) for key in self.vary]
+        axes = {
+            ", ".join(axis): {
+                name: ", ".join(point[key] for key in axis) for name, (_, point) in self.points.items()
+            }
+            for axis in keys
+        }
+        if axes and len(self.recipes) > 1:
+            axes["recipe"] = {name: Path(recipe).stem for name, (recipe, _) in self.points.items()}
+        return axes
 
     @cached_property
     def groups(self) -> dict[str, list[Run]]:
         """The runs by the name of their recipe."""
         runs: dict[str, list[Run]] = {}
-        for recipe in self.recipes:
-            name = Path(recipe).stem
+        for name, (recipe, point) in self.points.items():
             runs[name] = []
+            flags = [f"--{key}={text}" for key, text in point.items()]
             for seed in range(self.seeds):
                 folder = self.folder / f"{name}-{seed}"
-                command = (*TRAINER, "--recipe", recipe, "--task", self.task, "--seed", str(seed))
+                command = (*TRAINER, "--recipe", recipe, "--task", self.task, "--seed", str(seed), *flags)
                 runs[name].append(Run(name, folder, (*command, "--run-dir", str(folder), *self.overrides)))
         return runs
 
@@ -93,23 +127,31 @@ class Sweep:
     def check(self) -> dict[str, Launch]:
         """Each recipe's launch. ConfigError, one line, if anything is wrong."""
         self.check_whole()
-        names = [Path(r).stem for r in self.recipes]
-        if repeated := {n for n in names if names.count(n) > 1}:
-            raise ConfigError(f"two recipes are named {repeated.pop()!r}; expected each name once")
-        if wrong := [n for n in names if not re.fullmatch(NAME, n)]:
+        if wrong := [n for n in self.points if not re.fullmatch(NAME, n)]:
             raise ConfigError(f"recipe {wrong[0]!r}: expected a name {NAME_CHARACTERS}")
         if self.rungs and not self.budget:
             raise ConfigError("--halving needs --budget: runs stop at shares of it")
-        if reserved := [o for o in self.overrides if o.startswith(OURS)]:
-            raise ConfigError(f"-- {reserved[0]}: the sweep sets this for each run; leave it out")
+        for origin, flags in (("--", self.overrides), ("--vary", [f"--{key}" for key in self.vary])):
+            if reserved := [flag for flag in flags if flag.startswith(OURS)]:
+                raise ConfigError(f"{origin} {reserved[0]}: the sweep sets this for each run; leave it out")
+        fixed = [o.partition("=")[0][2:].replace("-", "_") for o in self.overrides if o.startswith("--")]
+        if twice := set(fixed) & set(self.vary):
+            raise ConfigError(f"{min(twice)} is varied, and follows -- as well; expected one of the two")
         launches = {name: parse(runs[0].start[len(TRAINER) :]) for name, runs in self.groups.items()}
+        if self.rungs and (
+            falls := [n for n, x in launches.items() if x.config.learner.schedule != "constant"]
+        ):
+            raise ConfigError(
+                f"--halving: the learning rate of {falls[0]} would fall to its end at each rung, where "
+                "pipeline.max_compute ends its runs; expected learner.schedule constant"
+            )
         names_by_run: dict[str, str] = {}
         for name, launch in launches.items():
             other = names_by_run.setdefault(to_yaml(replace(launch.config, run_dir="", seed=0)), name)
             if other != name:
                 raise ConfigError(
                     f"recipes {other} and {name} would train the same run on task {self.task}: every key in "
-                    "which they differ is replaced by the task, or by what follows --; expected two runs"
+                    "which they differ is replaced by the task, --vary or what follows --; expected two runs"
                 )
         return launches
 
@@ -121,7 +163,7 @@ class Sweep:
     def claim(self, configs: dict[str, Config]) -> IO[str]:
         """Write sweep.yaml, and hold the folder's lock until the returned file is closed.
 
-        ConfigError if the folder is not this sweep's: recipes and seeds may be added.
+        ConfigError if the folder is not this sweep's: recipes, values of axes and seeds may be added.
         """
         asked = self.folder / ASKED
         if asked.is_file():
@@ -133,7 +175,8 @@ class Sweep:
                     f"{self.folder} is of another sweep: its {key} is {_plain(old)!r}, given "
                     f"{_plain(getattr(self, key))!r}; give another --out"
                 )
-            if missing := set(before.recipes) - set(self.recipes) or before.seeds > self.seeds:
+            known = {*self.recipes, *self.points}
+            if missing := {*before.recipes, *before.points} - known or before.seeds > self.seeds:
                 what = f"{before.seeds} seeds" if missing is True else f"recipe {min(missing)}"
                 raise ConfigError(f"{self.folder} is of a sweep with {what}; more may be added, not fewer")
         elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):

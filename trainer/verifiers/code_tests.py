@@ -2,7 +2,8 @@
 
 The answer column holds, as JSON text or as it is, one of
 - {"inputs": [...], "outputs": [...]}, with "fn_name" if a function is to be called (APPS, TACO, DeepCoder);
-- a list of {"input", "output"}, with "fn_name" or metadata.func_name (PrimeIntellect, LiveCodeBench);
+- a list of {"input", "output"}, with "fn_name" or metadata.func_name, in each or in the column `metadata`
+  (PrimeIntellect, LiveCodeBench);
 - asserts, a text or a list: of MBPP (test_setup_code and test_imports, if columns, are executed first), or
   HumanEval's `check(candidate)` (with the columns entry_point, and prompt: code in front of the program).
 """
@@ -46,7 +47,9 @@ def parse_tests(answer: Answer, metadata: dict[str, Any]) -> Tests:
         cases, name = list(zip(tests["inputs"], tests["outputs"], strict=True)), tests.get("fn_name")
     elif isinstance(tests, list) and isinstance(tests[0], dict):
         cases = [(test["input"], test["output"]) for test in tests]
-        name = tests[0].get("fn_name") or (tests[0].get("metadata") or {}).get("func_name")
+        name = tests[0].get("fn_name") or _function_name(tests[0].get("metadata"), metadata.get("metadata"))
+        if not name and tests[0].get("testtype") == "functional":
+            raise ValueError("they call a function, but name none in metadata.func_name")
     else:
         return _asserts(_text(tests), metadata)
     if not cases:
@@ -59,6 +62,13 @@ def _from_json(text: str) -> Any:
     with suppress(ValueError):
         return json.loads(text)
     return text
+
+
+def _function_name(*columns: Any) -> str | None:
+    """The first func_name in columns that are records, or their JSON."""
+    records = (_from_json(column) if isinstance(column, str) else column for column in columns)
+    names = (record.get("func_name") for record in records if isinstance(record, dict))
+    return next(filter(None, names), None)
 
 
 def _text(value: Any) -> str:

@@ -1,38 +1,109 @@
-"""The fork server: a minimal process that imports a scorer once and then forks workers.
+"""The fork server: a minimal process that imports a user's code once and then forks workers.
 
     pool --- 4-byte slot + a socket ---> fork server   "a new worker for this slot; kill the old one"
-    pool <-- JSON lines, both ways ----> worker        one item, one verdict
+    pool <-- JSON lines, both ways ----> worker        such as one item, one verdict
 
 A fork takes milliseconds, so a killed worker is replaced at once. It is safe here, since the fork server
 has no threads. It has neither the run's main script nor its environment nor its open files.
+
+`ForkServer` is the pool's end, `main` the process.
 """
 
+import json
 import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from trainer.config import ConfigError
 from trainer.roles import signal_at_death_of_parent
-from trainer.types import Outcome
+from trainer.verifiers.channel import DETACHED, ONE_THREAD
 from trainer.verifiers.code_runner import Channel
-from trainer.verifiers.sandbox import limit, lock_down
-from trainer.verifiers.verifier import Verifier, find
 
+START_S = 120.0  # limit for the fork server to import a user's code
 READY = b"ready"
 SLOT_BYTES = 4
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+Serve = Callable[[Channel], None]  # a worker's work: answer what comes, until the pool closes its connection
 
 
-def main(fd: int, kind: str, cpu_seconds: int) -> None:
+class ForkServer:
+    """Starts workers. ConfigError, which begins with `label`, if the user's code cannot be imported.
+
+    `program`: the `module:function` that gets the `arguments` (JSON-able), imports the user's code and
+    returns the workers' Serve."""
+
+    def __init__(
+        self, program: str, arguments: Sequence[Any], label: str, note: Callable[[str], None]
+    ) -> None:
+        self._program, self._label, self._note = [program, json.dumps(arguments), label], label, note
+        self.process, self._control = self._start()
+
+    def worker(self, slot: int) -> socket.socket:
+        """The connection of a new worker, not waited for; the fork server kills the slot's old one."""
+        ours, worker_end = socket.socketpair()
+        ours.setblocking(False)
+        with worker_end:
+            request = [slot.to_bytes(SLOT_BYTES, "big")], [worker_end.fileno()]
+            try:
+                socket.send_fds(self._control, *request)
+            except OSError:
+                self._note("the fork server died and is restarted")
+                self.process, self._control = self._start()
+                socket.send_fds(self._control, *request)
+        return ours
+
+    def close(self) -> None:
+        """End the fork server, and the workers with it."""
+        self._control.close()
+        _end(self.process)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the process with a minimal environment and wait until it has imported the user's code."""
+        ours, server_end = socket.socketpair()
+        environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
+        # Without threads, forking is safe, and the cores are left to the learner and the engine.
+        environment |= ONE_THREAD
+        paths = [os.path.abspath(path) for path in sys.path if not path or os.path.exists(path)]
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
+        with server_end:
+            fd = str(server_end.fileno())
+            command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, *self._program]
+            server = subprocess.Popen(command, env=environment, pass_fds=[server_end.fileno()], **DETACHED)
+        ours.settimeout(START_S)
+        try:
+            reply = ours.recv(65536)
+        except TimeoutError:
+            reply = f"{self._label}: no import within {START_S:g} s".encode()
+        if reply != READY:
+            ours.close()
+            _end(server)
+            raise ConfigError(reply.decode() or f"{self._label}: the fork server died at its start")
+        return server, ours
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Wait for the fork server, whose connection is closed, or kill it; its workers die with it."""
+    try:
+        server.wait(5.0)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
     """Serve the pool on socket `fd` until it closes, then kill every worker."""
     control = socket.socket(fileno=fd)
+    module, _, name = program.partition(":")
     try:
-        verifier = find(kind)
-        verifier.load()
+        serve: Serve = getattr(import_module(module), name)(*arguments)
     except Exception as e:  # the pool raises it in the controller
-        error = str(e) if isinstance(e, ConfigError) else f"verifier.kind {kind}: {type(e).__name__}: {e}"
+        error = str(e) if isinstance(e, ConfigError) else f"{label}: {type(e).__name__}: {e}"
         control.sendall(error.encode())
         return
     control.sendall(READY)
@@ -44,7 +115,7 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
         _kill(workers.pop(slot, None))
         if not (pid := os.fork()):
             control.close()
-            _work(fds[0], verifier, cpu_seconds)
+            _work(fds[0], serve)
         os.close(fds[0])
         workers[slot] = pid
     for pid in workers.values():
@@ -58,28 +129,16 @@ def _kill(pid: int | None) -> None:
         os.waitpid(pid, 0)
 
 
-def _work(fd: int, verifier: Verifier, cpu_seconds: int) -> None:
+def _work(fd: int, serve: Serve) -> None:
     """Run the worker until the pool closes its connection; never returns."""
     try:
         os.chdir("/")
         signal_at_death_of_parent(signal.SIGKILL)  # so that a looping worker does not outlive the run
-        limit(cpu_seconds)
-        pool = Channel(fd, fd)
-        lock_down()
-        while True:
-            pool.send(_judge(verifier, *pool.receive()))
+        serve(Channel(fd, fd))
     finally:
         os._exit(0)  # skips the fork server's clean-up
 
 
-def _judge(verifier: Verifier, completion: str, answer: Any, metadata: Any) -> tuple[float, Outcome, str]:
-    """Score, outcome and error: a built-in kind raises on text that it cannot parse, an own one on a bug."""
-    try:
-        return *verifier.slow(completion, answer, metadata), ""
-    except Exception as e:
-        return 0.0, verifier.error, f"{type(e).__name__}: {e}"[:300]
-
-
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4])

@@ -68,9 +68,9 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         mode, flags = arguments[1], arguments[2]
         written = isinstance(mode, str) and any(c in mode for c in "wax+")
         if written or (isinstance(flags, int) and flags & _WRITE):
-            raise PermissionError("a scorer may not write files")
+            raise PermissionError("the sandbox permits no written files")
     elif event.startswith(_REFUSED) and event not in _READING:
-        raise PermissionError(f"a scorer may not use {event}")
+        raise PermissionError(f"the sandbox does not permit {event}")
 
 
 def _seccomp() -> None:

@@ -142,8 +142,8 @@ def accepted(answer: Answer) -> tuple[str, ...]:
 
 def check_verifiers(config: Config) -> None:
     """Raise ConfigError for scorers that cannot be meant, and for maj@k or best@k without what they need."""
-    for name, task in config.tasks.items():
-        settings = task.verifier
+    for name, one in config.scored.items():
+        settings = one.verifier
         try:
             for kind in settings.kinds:
                 find(kind).check(settings, config)
@@ -152,10 +152,11 @@ def check_verifiers(config: Config) -> None:
             if {} in [settings.weight, *(scorer.weight for scorer in settings.extra)]:
                 raise ConfigError("verifier.weight is empty; expected a number, or {step: number}")
         except ConfigError as e:
-            raise ConfigError(f"mixture.{name}: {e}" if name else str(e)) from e
-    tasks = [task.verifier for task in config.tasks.values()]
-    if config.evaluation.best_at and not any("judge" in task.kinds for task in tasks):
+            key = f"evaluation.sets.{name}" if name in config.sets else f"mixture.{name}"
+            raise ConfigError(f"{key}: {e}" if name else str(e)) from e
+    verifiers = [one.verifier for one in config.scored.values()]
+    if config.evaluation.best_at and not any("judge" in v.kinds for v in verifiers):
         raise ConfigError("evaluation.best_at needs a judge: give verifier.extra [{kind: judge, weight: 0}]")
-    if config.evaluation.maj_at and not any(find(task.kind).votes for task in tasks):
+    if config.evaluation.maj_at and not any(find(v.kind).votes for v in verifiers):
         voting = ", ".join(kind for kind in built_in() if find(kind).votes)
         raise ConfigError(f"evaluation.maj_at needs answers to compare: a verifier.kind of {voting}")

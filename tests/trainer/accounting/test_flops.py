@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import transformers as tr
 from training import config, learner, make_model
+
+from trainer.accounting.flops import experts_per_token
 
 EMBEDDINGS = 31 * 32  # also the head's size
 ATTENTION = 2 * 32 * 32 + 2 * 32 * 16  # q, o; k, v
@@ -20,3 +23,19 @@ def test_parameters_are_those_that_a_token_passes_through(kind: str, tmp_path: P
     assert one.active_parameters == 2 * EMBEDDINGS + LAYERS[kind] + 32
     total = sum(w.numel() for w in one.weights.values())
     assert total - one.active_parameters == (2 * 2 * EXPERT if kind == "moe" else 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (tr.MixtralConfig(), 2),
+        (tr.GptOssConfig(), 4),
+        (tr.Gemma4TextConfig(top_k_experts=8), 8),
+        (tr.AriaTextConfig(), 2),
+        (tr.LlamaConfig(), None),
+    ],
+)
+def test_families_name_a_tokens_experts_each_in_its_way(
+    config: tr.PretrainedConfig, experts: int | None
+) -> None:
+    assert experts_per_token(config.to_dict()) == experts

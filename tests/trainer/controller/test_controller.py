@@ -39,6 +39,9 @@ def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
     seen = {name: versions for name, versions in engine.versions.items() if name[0] == "e"}
     assert seen == {"e0": {0}, "e4": {4}, "e8": {8}, "e12": {12}}
     assert evaluated(events) == [0, 4, 8, 12]
+    worth = [data["by_prompt"][""]["pass"] for kind, data in events if kind == "eval"]
+    held_out = [data["prompts"] for kind, data in events if kind == "eval"]
+    assert [len(by_k[1]) for by_k in worth] == held_out  # a number for each prompt
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,22 @@ def test_a_checkpoint_that_is_asked_for_is_written_before_the_next_step_and_stay
     again.restore(learner.saved[0][1])
     asyncio.run(again.save())  # stopped before its first step
     assert again.learner.saved[-1][1]["kept"] == 0.25  # type: ignore[attr-defined]  # it is a fake
+
+
+def test_a_batch_says_how_many_steps_the_compute_allows_also_after_a_resume(tmp_path: Path) -> None:
+    class Paced(FakeLearner):
+        async def train(self, batch: TrainBatch) -> StepDone:
+            run.pace = 0.25 / batch.step
+            return await super().train(batch)
+
+    learner, config = Paced(), configured(tmp_path, 0, steps=6, max_compute=0.5)
+    run = controller(config, FakeEngine(), learner)
+    asyncio.run(run.run())
+    asyncio.run(run.save())
+    assert [batch.steps for batch in learner.batches] == [6, 2, 4, 6, 6, 6]  # 6 as long as nothing is known
+    again = controller(having(config, pipeline={"steps": 99}), learner=FakeLearner())
+    again.restore(learner.saved[-1][1])
+    assert again.planned_steps(7) == 12
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

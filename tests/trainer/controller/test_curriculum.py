@@ -100,13 +100,13 @@ def test_a_row_without_a_number_is_named() -> None:
     rows: list[dict[str, Any]] = [{"level": 1}, {"other": 2}, {"level": "hard"}, {"level": True}]
     rows += [{"level": float("nan")}, {"level": None}, {"level": {"digits": 3}}]
     items = [Prompt(f"p{i}", f"text {i}", (i,), "", row, place=f"d.jsonl:{i}") for i, row in enumerate(rows)]
-    with pytest.raises(ConfigError, match=r"by is 'level'; d.jsonl:1 has no such column; there are 'other'"):
+    with pytest.raises(ConfigError, match=r"by is 'level'; d.jsonl:1: no column 'level'; there are 'other'"):
         Sampler(items[:2], NO_NPR, 0, BY_LEVEL)
     for item, value in zip(items[2:6], ("'hard'", "True", "nan", "None"), strict=True):
         with pytest.raises(ConfigError, match=f"{item.place} has {value} there; expected a number"):
             difficulties([item], "level")
     assert difficulties(items[6:], "level.digits") == {"p6": 3.0}
-    with pytest.raises(ConfigError, match=r"d.jsonl:6 has no such column"):
+    with pytest.raises(ConfigError, match=r"d.jsonl:6: no column"):
         difficulties(items[6:], "level.digits.more")
     Sampler(items, NO_NPR, 0, replace(BY_LEVEL, kind="none"))  # without a curriculum nobody asks
 

@@ -3,14 +3,18 @@
 import hashlib
 import json
 import random
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 
 from trainer.config import ConfigError, DataConfig
+from trainer.controller import sources
 from trainer.controller.data import Dataset, load_prompts
 from trainer.main import main
 from trainer.verifiers.code_runner import decode, encode
@@ -113,7 +117,7 @@ def test_messages_and_system_prompts_go_through_the_chat_template(tmp_path: Path
 
     assert "ends with the assistant's turn" in refused(turns("user:a", "assistant:b"))
     assert 'expected {"role": ..., "content": ...}' in refused([{"from": "human", "value": "a"}])
-    assert "remove data.template" in refused(single, template="{question} Think.")
+    assert "set data.template to '{question}', its default" in refused(single, template="{question} Think.")
     assert "system prompt of its own" in refused(several, system="Be brief.")
     assert "data.system has no effect" in refused("a", system="Be brief.")
     assert "holds a conversation, but this tokenizer has no chat template" in refused(
@@ -122,6 +126,86 @@ def test_messages_and_system_prompts_go_through_the_chat_template(tmp_path: Path
     two = [{"question": turns(f"developer:{x}"), "answer": "1"} for x in "ab"]
     message = error(ByteTokenizer("any"), source=write(tmp_path / "c.jsonl", two), held_out=1)
     assert "the chat template refuses: no such role" in message
+
+
+def test_messages_may_be_json_text_and_their_further_keys_reach_the_template(tmp_path: Path) -> None:
+    class NamedTokenizer(ByteTokenizer):
+        def apply_chat_template(self, turns: list[dict[str, str]], *_: Any, **options: Any) -> str:
+            return "".join(f"<{t['role']} {t.get('name')}>{t['content']}" for t in turns)
+
+    turns = [{"role": "user", "content": "a", "name": name} for name in (None, "Ann", "Bob")]
+    items = [{"question": x, "answer": "1"} for x in ([turns[0]], json.dumps([turns[1]]), [turns[2]])]
+    data = load(NamedTokenizer("any"), source=write(tmp_path / "a.jsonl", items), held_out=1)
+    texts = {p.text: bytes(p.token_ids).decode() for p in data.prompts}
+    assert texts == {
+        "a": "<user None>a",
+        'user: a {"name": "Ann"}': "<user Ann>a",
+        'user: a {"name": "Bob"}': "<user Bob>a",
+    }
+    source = write(tmp_path / "b.jsonl", [{"question": str([turns[1]]), "answer": "1"}] * 2)
+    assert "b.jsonl:1: the conversation in 'question' is text, but no JSON" in error(source=source)
+
+
+def test_nested_columns_are_named_with_dots(tmp_path: Path) -> None:
+    item = {"a.b": "whole", "a": {"b": "part", "c": [{"d": "x"}, {"d": "y"}]}}
+    items = [item | {"n": i, "answer": {"all": [f"{i}", "z"]}} for i in range(2)]
+    settings = {"template": "{a.b} {a.c.d} {a.c.1.d} {n}", "answer_column": "answer.all"}
+    source = write(tmp_path / "a.jsonl", items)
+    data = load(source=source, held_out=1, prompt_column="a.b", **settings)
+    assert {(p.text, p.answer) for p in data.prompts} == {
+        (f"whole x\ny y {i}", (f"{i}", "z")) for i in range(2)
+    }
+    for wrong in ("a.x", "a.c.2.d", "n.d", "answer.all.d"):
+        assert f"no column '{wrong}'" in error(source=source, answer_column=wrong, template="{n}")
+
+
+def test_only_prompts_that_are_used_are_kept_and_a_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1,000 rows with size 10 and 5 held out, 15 prompts at most are tokenised at once, and far fewer than
+    1,000 in all: a row beyond `size` is made a prompt when its hash is one of the 5 smallest so far."""
+    asked: list[str] = []
+
+    def encode(_: ByteTokenizer, text: str) -> list[int]:
+        asked.append(text)
+        return [1]
+
+    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    source = write(tmp_path / "a.jsonl", rows(1000))
+    data = load(source=source, size=10, held_out=5)
+    expected = sorted((r["question"] for r in rows(1000)), key=lambda t: hashlib.sha256(t.encode()).digest())[
+        :5
+    ]
+    assert [p.text for p in data.held_out] == expected and len(asked) < 100
+
+    def endless(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        return ({"question": f"{i}?", "answer": 1} for i in count())
+
+    monkeypatch.setattr(sources, "_hub", endless)
+    stream = {"source": "datasets:endless", "options": {"streaming": True}, "held_out": 40}
+    small, large = (load(size=size, **stream) for size in (4, 12_000))
+    ids = sorted(hashlib.sha256(f"{i}?".encode()).hexdigest()[:16] for i in range(10_000))
+    assert [p.prompt_id for p in small.held_out] == [p.prompt_id for p in large.held_out] == ids[:40]
+    assert len(large.train) == 11_960
+    assert "is streamed, and may never end" in error(**stream)
+
+
+@pytest.mark.parametrize("package", ["datasets", "pyarrow"])
+def test_a_missing_package_is_said_before_a_model_is_fetched(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "trainer.models.resolve.resolve_model", lambda path: pytest.fail("a model was fetched")
+    )
+    source = "datasets:any" if package == "datasets" else "a.parquet"
+    run_dir = str(tmp_path / "run")
+    assert main(["--data.source", source, "--run-dir", run_dir]) == 2
+    assert f"error: {source} needs the package {package}: pip install {package}" in capsys.readouterr().err
+    assert main(["--data.source", str(tmp_path / "no.jsonl"), "--run-dir", run_dir]) == 2
+    assert "no.jsonl does not exist" in capsys.readouterr().err and not Path(run_dir).exists()
+    assert main(["--data.map", "no_module:f", "--run-dir", run_dir]) == 2
+    assert "data.map no_module:f: cannot import it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1, 2], [["user", "a"]]])
@@ -135,8 +219,8 @@ def test_a_dry_run_examines_the_files_that_are_here(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     source = write(tmp_path / "a.jsonl", rows(30))
-    argv = ["--data.source", source, "--dry-run"]
-    assert main([*argv, "--data.held_out", "8"]) == 0
+    argv = ["--data.source", source, "--data.held_out", "8", "--dry-run"]
+    assert main(argv) == 0
     assert f"data: 22 training prompts and 8 held out, in {source}" in capsys.readouterr().out
     for more, says in (
         (
@@ -147,8 +231,52 @@ def test_a_dry_run_examines_the_files_that_are_here(
     ):
         assert main([*argv, *more]) == 2
         assert says in capsys.readouterr().err.splitlines()[-1]
-    assert main(["--data.source", "nowhere.jsonl", "--dry-run"]) == 0
-    assert "data: nowhere.jsonl is not on this machine, so it is not checked" in capsys.readouterr().out
+    for elsewhere, says in {
+        str(tmp_path / "b.jsonl"): "b.jsonl does not exist",  # its folder is here
+        str(tmp_path / "a.json"): "expected reasoning_gym:TASK, datasets:NAME, a .jsonl",
+    }.items():
+        assert main(["--data.source", elsewhere, "--dry-run"]) == 2
+        assert says in capsys.readouterr().err.splitlines()[-1]
+    far = str(tmp_path / "far" / "b.jsonl")
+    assert main([*argv, "--data.held_out_source", "reasoning_gym:chain_sum"]) == 0
+    out = capsys.readouterr().out
+    assert f"data: 30 different prompts in {source}" in out
+    assert "data: reasoning_gym:chain_sum, which only a run reads" in out
+    assert main([*argv, "--evaluation.sets", f"{{far: {far}}}"]) == 0
+    assert f"data: {far} is not on this machine, so it is not checked" in capsys.readouterr().out
+    near = write(tmp_path / "b.jsonl", rows(2, start=40))
+    assert main([*argv, "--evaluation.sets", f"{{near: {near}}}"]) == 0
+    assert "data: 2 held out for evaluation.sets.near" in capsys.readouterr().out
+    leak = write(tmp_path / "c.jsonl", rows(30))
+    assert main([*argv, "--evaluation.sets", f"{{leak: {leak}}}"]) == 2
+    assert "22 of 22 training prompts are also in evaluation.sets.leak" in capsys.readouterr().err
+
+
+def test_epochs_of_data_become_steps_where_no_others_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """22 of 30 prompts are trained on, and one is there twice: 2.5 epochs in batches of 4 are 13.75 steps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    source, recipe = write(tmp_path / "a.jsonl", [*rows(30), *rows(1)]), tmp_path / "mine.yaml"
+    argv = ["--data.source", source, "--data.held_out", "8", "--pipeline.prompts_per_step", "4", "--dry-run"]
+    epochs = ["--pipeline.epochs_of_data", "2.5"]
+    assert main([*argv, *epochs]) == 0
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out.partition("set by")[0])["pipeline"]["steps"] == 14
+    assert "note: pipeline.steps 14: 2.5 epochs of 22 training prompts, 4 a step" in err
+    assert main([*argv, *epochs, "--pipeline.steps", "14"]) == 0  # as in the config.yaml of such a run
+    recipe.write_text("pipeline: {steps: 99, epochs_of_data: 2.5}")
+    for more, steps in (([*epochs, "--pipeline.steps", "15"], 15), (["--recipe", str(recipe)], 99)):
+        assert main([*argv, *more]) == 2
+        says = f"pipeline.steps is {steps}, and pipeline.epochs_of_data 2.5 comes to 14 (22 training prompts"
+        assert says in capsys.readouterr().err
+    task = tmp_path / "task.yaml"
+    task.write_text(f"data: {{source: {source}, held_out: 8}}\nverifier: {{kind: exact}}")
+    recipe.write_text("pipeline: {steps: 99, prompts_per_step: 4}")
+    assert main(["--recipe", str(recipe), "--task", str(task), "--dry-run", *epochs]) == 0
+    assert "pipeline.steps 14, not 99: 2.5 epochs of 22" in capsys.readouterr().err
+    assert main(["--data.source", "far/nowhere.jsonl", "--dry-run", *epochs]) == 0
+    assert "follow from epochs_of_data 2.5 once the data are read" in capsys.readouterr().err
 
 
 def test_a_boxed_answer_is_taken_with_its_braces_matched(tmp_path: Path) -> None:
@@ -269,7 +397,7 @@ def test_the_default_task_is_loaded_with_its_answers() -> None:
     assert len(data.held_out) == 20 and len(data.train) > 80
     for prompt in data.train:
         expression = prompt.text.removeprefix("Question: Calculate ").removesuffix(".\nAnswer:")
-        assert set(expression) <= set("0123456789+-* ") and eval(expression) == int(prompt.answer)
+        assert set(expression) <= set("0123456789+-* ") and eval(expression) == int(str(prompt.answer))
         assert prompt.metadata["origin"]["task"] == "basic_arithmetic"
 
 

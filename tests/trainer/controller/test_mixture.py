@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, context, group, having
+from fakes import FakeEngine, context, group, having, rollout
 from test_data import ByteTokenizer, write
 
 from trainer.config import (
@@ -19,11 +19,13 @@ from trainer.config import (
     DataConfig,
     JudgeConfig,
     ScorerConfig,
+    SetConfig,
+    SetDataConfig,
     TaskConfig,
     VerifierConfig,
 )
 from trainer.controller.data import Dataset
-from trainer.controller.evaluate import evaluate
+from trainer.controller.evaluate import by_prompt, evaluate
 from trainer.controller.mixture import Mixture, load_tasks, sampler_of, task_metrics
 from trainer.controller.rewards import Scored
 from trainer.types import Prompt
@@ -116,17 +118,16 @@ class Scripted:
 
     async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Scored:
         assert step is None and prompt.task == self.task
-        return Scored(0.0, "correct" if tokens <= self.most[prompt.prompt_id] else "wrong", {})
-
-    async def judge(self, prompt: Prompt, text: str) -> float:
-        return len(text.split())  # likes many tokens
+        right = tokens <= self.most[prompt.prompt_id]
+        likes_long = {self.task: 1.0, "judge": 0.1 * tokens}
+        return Scored(right + 0.1 * tokens, "correct" if right else "wrong", likes_long)
 
 
 def scores(config: Config, dataset: Dataset, samples: int, most: Mapping[str, int]) -> dict[str, float]:
     """The evaluation where the i-th completion of a prompt has i tokens, from 1."""
     config = having(config, evaluation={"samples": samples})
     engine: Any = FakeEngine(lambda request, index: index + 1)
-    ctx = replace(context(config, engine), rewards={task: Scripted(task, most) for task in config.tasks})
+    ctx = replace(context(config, engine), rewards={name: Scripted(name, most) for name in config.scored})
     return asyncio.run(evaluate(ctx, dataset, 3))
 
 
@@ -135,9 +136,10 @@ def test_each_task_and_each_further_set_has_its_own_score_and_the_main_one_is_we
     SE² = (½·½·2/1)/2 = .25. Shares 3:1: .75·.75 + .25·.5 = .6875; SE² = .75²·.0625 + .25²·.25 = .05078125.
     a/far: no completion is right: 0, and the least SE: half an outcome of two."""
     held_out = (*prompts("a", 2), *prompts("b", 1))
-    far = replace(prompts("far", 1)[0], task="a")
+    far = replace(prompts("far", 1)[0], task="a/far")
     most = {"a0": 2, "a1": 1, "b0": 1, "far0": 0}
-    numbers = scores(mixed(a=3, b=1), Dataset((), held_out, {"a/far": (far,)}), 2, most)
+    config = having(mixed(a=3, b=1), evaluation={"sets": {"a/far": "far.jsonl"}})
+    numbers = scores(config, Dataset((), held_out, {"a/far": (far,)}), 2, most)
     assert numbers["pass_rate"] == 0.6875 and numbers["pass_rate_se"] == pytest.approx(0.05078125**0.5)
     assert (numbers["prompts"], numbers["samples"], numbers["mean_tokens"]) == (3, 2, 1.5)
     assert (numbers["a/pass_rate"], numbers["a/pass_rate_se"]) == (0.75, 0.25)
@@ -145,12 +147,48 @@ def test_each_task_and_each_further_set_has_its_own_score_and_the_main_one_is_we
     assert [numbers[f"a/far/{name}"] for name in ("pass_rate", "pass_rate_se", "prompts")] == [0, 0.25, 1]
 
 
+def test_the_mean_reward_and_each_part_of_it_have_curves_with_errors() -> None:
+    """a0: rewards 1.1 and 1.2; a1: 1.1 and .2. Mean .9; s² = .005 and .405: SE² = (.41 / 2) / 2² = .05125.
+    The judge's: .1 and .2 of both prompts: .15; s² = .005 twice: SE² = .005 / 4, less than half an outcome of
+    4. b0: 1.1 and .2: .65; SE² = .405 / 2. By shares 3:1 the rewards' mean is .675 + .1625."""
+    held_out = (*prompts("a", 2), *prompts("b", 1))
+    numbers = scores(mixed(a=3, b=1), Dataset((), held_out), 2, {"a0": 2, "a1": 1, "b0": 1})
+    expected = {
+        "a/mean_reward": 0.9, "a/mean_reward_se": 0.05125**0.5, "a/reward/judge": 0.15,
+        "a/reward/judge_se": 0.125, "b/mean_reward_se": 0.2025**0.5, "mean_reward": 0.8375,
+        "mean_reward_se": ((0.75**2) * 0.05125 + (0.25**2) * 0.2025) ** 0.5,
+    }  # fmt: skip
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected)
+
+
 def test_without_a_mixture_the_main_score_is_that_of_the_held_out_prompts_alone() -> None:
-    held_out, far = (tuple(replace(p, task="") for p in prompts(name, 2)) for name in ("held", "far"))
+    held_out, far = tuple(replace(p, task="") for p in prompts("held", 2)), prompts("far", 2)
     most = {"held0": 2, "held1": 1, "far0": 0, "far1": 1}
-    numbers = scores(Config(), Dataset((), held_out, {"far": far}), 2, most)
+    config = having(Config(), evaluation={"sets": {"far": "far.jsonl"}})
+    numbers = scores(config, Dataset((), held_out, {"far": far}), 2, most)
     assert (numbers["pass_rate"], numbers["far/pass_rate"], numbers["prompts"]) == (0.75, 0.25, 2)
-    assert {key.rpartition("/")[0] for key in numbers} == {"", "far"}
+    assert {key.split("/")[0] for key in numbers if "/pass" in key} == {"far"}
+
+
+def test_a_set_of_another_kind_has_samples_and_a_verifier_of_its_own() -> None:
+    """Of 4 completions of `far0` one is right, of 2 of `held0` one. At 4 there is only the set of 4."""
+    held_out, far = (replace(prompts("held", 1)[0], task=""),), prompts("far", 1)
+    sets = {"far": SetConfig(verifier=VerifierConfig(kind="number"), samples=4)}
+    config = having(Config(verifier=VerifierConfig(kind="module:function")), evaluation={"sets": sets})
+    config = having(config, evaluation={"pass_at": (2, 4), "maj_at": (4,)})
+    check_verifiers(config)
+    numbers = scores(config, Dataset((), held_out, {"far": far}), 2, {"held0": 1, "far0": 1})
+    assert (numbers["samples"], numbers["pass_rate"], numbers["pass@2"]) == (2, 0.5, 1.0)
+    assert (numbers["far/samples"], numbers["far/pass_rate"], numbers["far/pass@4"]) == (4, 0.25, 1.0)
+    assert {name for name in numbers if "@4" in name} == {"far/pass@4", "far/maj@4"}
+
+
+def test_a_set_shares_the_scorers_of_a_task_with_the_same_verifier() -> None:
+    math, judge = VerifierConfig(), VerifierConfig(kind="judge")
+    sets = {"a/x": "x.jsonl", "aime": SetConfig(verifier=math), "far": SetConfig(verifier=judge)}
+    tasks = {"a": TaskConfig(verifier=math), "b": TaskConfig(verifier=math)}
+    config = having(Config(mixture=tasks), evaluation={"sets": sets})
+    assert config.scorers == {"a": "a", "b": "b", "a/x": "a", "aime": "a", "far": "far"}
 
 
 def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_weighted() -> None:
@@ -168,6 +206,21 @@ def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_w
     })  # fmt: skip
     numbers = scores(with_kind(config, "b", "module:function"), data, 4, {"a0": 1, "b0": 2})
     assert {k for k in numbers if "maj@" in k} == {"a/maj@4"}  # b has no answers to compare
+
+
+def test_the_worth_of_1_2_4_completions_of_each_prompt_is_recorded_in_the_order_of_their_ids() -> None:
+    """Of 4 completions p0 has 1 right, p1 has 3. All read `10`, so a vote elects all: maj@k is the mean."""
+    config = Config(verifier=VerifierConfig(kind="number"))
+    right = {"p0": 1, "p1": 3}
+    sampled = [
+        ("", replace(p, task=""), [rollout(1 if i < right[p.prompt_id] else -1, text="10") for i in range(4)])
+        for p in reversed(prompts("p", 2))
+    ]
+    recorded = by_prompt(config, sampled)
+    assert recorded == {"": {
+        "pass": {1: [0.25, 0.75], 2: [0.5, 1.0], 4: [1.0, 1.0]},
+        "maj": {1: [0.25, 0.75], 2: [0.25, 0.75], 4: [0.25, 0.75]},
+    }}  # fmt: skip
 
 
 def test_best_at_k_asks_the_judge_where_there_is_one() -> None:
@@ -215,13 +268,35 @@ def test_the_prompts_of_all_tasks_and_sets_are_loaded_with_their_task_and_kept_a
     data = loaded(b, b_far=far)
     assert [(p.task, p.text[0]) for p in data.train] == [("a", "a")] * 4 + [("b", "b")] * 4
     assert [p.task for p in data.held_out] == ["a", "a", "b", "b"]
-    assert sorted((p.task, p.text) for p in data.sets["b/far"]) == [("b", "z1"), ("b", "z2")]
+    assert sorted((p.task, p.text) for p in data.sets["b/far"]) == [("b/far", "z1"), ("b/far", "z2")]
     with pytest.raises(ConfigError, match="the tasks a and b both have the prompt 'a3'; expected different"):
         loaded(written(tmp_path, "equal", "c1", "c2", "c3", "a3"))
     with pytest.raises(ConfigError, match=r"4 of 8 training prompts are also in evaluation.sets.a/x .*leak"):
         loaded(b, a_x=leak)
     with pytest.raises(ConfigError, match=r"mixture.b: data file nowhere.jsonl does not exist"):
         loaded("nowhere.jsonl")
+
+
+def test_a_set_of_another_kind_is_read_with_its_own_columns_and_whole(tmp_path: Path) -> None:
+    mine = DataConfig(source=written(tmp_path, "mine", *(f"q{i}" for i in range(6))), held_out=2)
+    rows = [{"Problem": f"p{i}", "Answer": 100 + i} for i in range(120)]
+    far = SetDataConfig(
+        source=write(tmp_path / "far.jsonl", rows), template="{question}!", prompt_column="Problem",
+        answer_column="Answer",
+    )  # fmt: skip
+    config = Config(data=mine, verifier=VerifierConfig(kind="exact"))
+
+    def loaded(data: SetDataConfig, kind: str = "number") -> tuple[Prompt, ...]:
+        one = SetConfig(data=data, verifier=VerifierConfig(kind=kind))
+        return load_tasks(having(config, evaluation={"sets": {"far": one}}), ByteTokenizer()).sets["far"]
+
+    assert sorted(p.text for p in loaded(far)) == sorted(f"p{i}!" for i in range(120))
+    assert loaded(replace(far, held_out=7)) == loaded(far)[:7]  # those of the smallest hashes
+    assert loaded(replace(far, source="none.jsonl", held_out_source=far.source)) == loaded(far)
+    with pytest.raises(ConfigError, match=r"verifier.kind choice, but the answer to .* is '1"):
+        loaded(far, "choice")
+    with pytest.raises(ConfigError, match=r"4 of 4 training prompts are also in evaluation.sets.far .*mine"):
+        loaded(SetDataConfig(source=mine.source))
 
 
 def test_the_answers_of_each_task_are_checked_against_its_own_verifier(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Promises of a reward: the sum of all scorers with the weights of its step, and the length penalty."""
 
 import asyncio
-import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -79,11 +78,14 @@ def test_a_reward_curriculum_goes_from_one_scorer_to_another() -> None:
     assert FakeScorer.asked == ["wrong", "style", "wrong", "style", "wrong"]  # weight 0: not asked
 
 
-def test_evaluations_ask_the_main_scorer_only() -> None:
-    extra, penalty = (ScorerConfig(kind="style"),), LengthPenaltyConfig(max_tokens=8, cache_tokens=4)
-    config = VerifierConfig(kind="right", weight=3.0, extra=extra, length_penalty=penalty)
-    assert score(config, step=None) == Scored(1.0, "correct", {})
-    assert FakeScorer.asked == ["right"]
+def test_evaluations_ask_every_scorer_and_weigh_as_the_schedules_end() -> None:
+    extra = ScorerConfig(kind="style", weight={0: 0.0, 8: 0.2}), ScorerConfig(kind="wrong", weight=0.0)
+    penalty = LengthPenaltyConfig(max_tokens=12, cache_tokens=4)  # of 10 tokens: −.5
+    config = VerifierConfig(kind="right", weight={0: 1.0, 9: 3.0}, extra=extra, length_penalty=penalty)
+    scored = score(config, step=None)
+    assert scored.reward == pytest.approx(3 * 1 + 0.2 * 0.5 + 0 * 0.25 - 0.5) and scored.outcome == "correct"
+    assert scored.scores == {"right": 1.0, "style": 0.5, "wrong": 0.25, "length_penalty": -0.5}
+    assert FakeScorer.asked == ["right", "style", "wrong"]
 
 
 def test_the_length_penalty_is_the_papers() -> None:
@@ -104,15 +106,15 @@ def test_the_length_penalty_is_for_correct_completions_unless_it_applies_to_all(
     assert score(every, tokens=11).reward == -0.5 - 0.75
 
 
-@pytest.mark.parametrize(
-    ("verdict", "score"), [(Verdict(-2.5, "wrong"), -2.5), (Verdict(0.0, "unparsable"), -math.inf)]
-)
-def test_the_judge_ranks_by_its_score_and_a_completion_without_one_is_the_last(
-    verdict: Verdict, score: float, monkeypatch: pytest.MonkeyPatch
+def test_a_judge_without_a_score_counts_nothing_and_an_evaluation_sees_that_it_gave_none(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(VERDICTS, "judge", verdict)
-    made = Rewards(VerifierConfig(kind="right", extra=(ScorerConfig(kind="judge", weight=0.0),)), print, {})
-    assert asyncio.run(made.judge(PROMPT, "4")) == score and FakeScorer.asked == ["judge"]
+    config = VerifierConfig(kind="right", extra=(ScorerConfig(kind="judge"),))
+    monkeypatch.setitem(VERDICTS, "judge", Verdict(-2.5, "wrong"))
+    assert score(config, step=None) == Scored(-1.5, "correct", {"right": 1.0, "judge": -2.5})
+    monkeypatch.setitem(VERDICTS, "judge", Verdict(0.0, "unparsable"))
+    assert score(config, step=None) == Scored(1.0, "correct", {"right": 1.0})
+    assert score(config) == Scored(1.0, "correct", {"right": 1.0, "judge": 0.0})
 
 
 def test_tasks_with_equal_judges_share_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_rollouts_come_in_the_order_of_their_index_with_their_reward() -> None:
 
 
 def test_an_interrupted_completion_is_thinking_phrase_answer_and_the_phrase_carries_no_loss() -> None:
-    engine = FakeEngine(lambda request, index: 3 if "answer" in request.request_id else 50, tick=0)
+    engine = FakeEngine(lambda request, index: 3 if request.continues else 50, tick=0)
     config = configured(enabled=True, lo=4, hi=8, answer_tokens=9, end_marker="")
     group = run(config, engine)
     for rollout in group.rollouts:
@@ -43,11 +43,11 @@ def test_an_interrupted_completion_is_thinking_phrase_answer_and_the_phrase_carr
         assert rollout.token_ids.tolist() == expected
         assert rollout.sampled.tolist() == [True] * budget + [False] * 3 + [True] * 3
         assert (rollout.logprobs_gen[~rollout.sampled] == 0).all()
-    answers = [r for r in engine.requests if "answer" in r.request_id]
+    answers = [r for r in engine.requests if r.continues]
     assert {r.max_tokens for r in answers} == {9}
     for request in answers:  # token in, token out: prompt + thinking + phrase
         assert request.prompt_ids[:3] == prompts(1)[0].token_ids and request.prompt_ids[-3:] == (97, 98, 99)
-    thoughts = {r.max_tokens for r in engine.requests if "answer" not in r.request_id}
+    thoughts = {r.max_tokens for r in engine.requests if not r.continues}
     assert len(thoughts) > 1  # drawn per completion
 
 
@@ -58,7 +58,7 @@ def test_a_completion_that_ends_within_its_budget_is_left_alone() -> None:
 
 
 def test_a_completion_already_answering_goes_on_without_the_phrase() -> None:
-    engine = FakeEngine(lambda request, index: 2 if "answer" in request.request_id else 50)
+    engine = FakeEngine(lambda request, index: 2 if request.continues else 50)
     group = run(configured(enabled=True, lo=4, hi=4, end_marker="12"), engine)  # token 12 reads "12"
     assert [r.token_ids.tolist() for r in group.rollouts] == [[10, 11, 12, 13, 10, 11]] * 3
     assert not any(r.interrupted for r in group.rollouts) and all(r.sampled.all() for r in group.rollouts)

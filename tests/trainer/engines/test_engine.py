@@ -208,7 +208,8 @@ def test_requests_are_continued_among_others_and_only_their_new_tokens_are_prefi
     model = load(models[name])
     submit(engine, "other", prompt_of(70), n=2, max_tokens=60)
     thoughts = {
-        f"t{i}": request(f"t{i}", prompt_of(5 + 3 * i), max_tokens=6 + i, keep_kv=True) for i in range(3)
+        f"t{i}": request(f"t{i}", prompt_of(5 + 3 * i), max_tokens=6 + i, keep_kv=("length",))
+        for i in range(3)
     }
     for thought in thoughts.values():
         engine.submit(thought)
@@ -228,15 +229,18 @@ def test_requests_are_continued_among_others_and_only_their_new_tokens_are_prefi
         assert_logprobs(done[key], model, answer.prompt_ids)
 
 
-def test_keys_kept_for_requests_that_are_never_continued_are_dropped(models: dict[str, str]) -> None:
+def test_kept_keys_wait_however_many_they_are_and_are_dropped_when_released(models: dict[str, str]) -> None:
+    """A continuation has the same bits whatever else was generated meanwhile."""
     engine = engine_of(models["qwen3"], slots=2)
     for i in range(5):
-        submit(engine, f"t{i}", prompt_of(4), max_tokens=3, keep_kv=True)
+        submit(engine, f"t{i}", prompt_of(4), max_tokens=3, keep_kv=("length",))
     drain(engine)
+    engine.abort(frozenset({"t3", "t4"}))
+    assert sorted(engine._kept) == ["t0", "t1", "t2"]
     late = request("late", (*prompt_of(4), 1, 2, 3, 4), continues="t0")
     engine.submit(late)
     tokens = drain(engine)["late", 0].token_ids.tolist()
-    assert engine.prefilled == 5 * 4 + 8 and len(engine._kept) == 2 and len(tokens) == 12
+    assert engine.prefilled == 5 * 4 + 2 and sorted(engine._kept) == ["t1", "t2"] and len(tokens) == 12
 
 
 @pytest.mark.parametrize(
@@ -263,3 +267,19 @@ def test_wrong_weights_are_refused_and_diverged_ones_named(models: dict[str, str
     submit(engine, "a", prompt_of(3))
     with pytest.raises(ConfigError, match="version 1"):
         engine.step()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "moe"])
+def test_a_model_s_folder_that_is_pushed_gives_the_completions_of_an_engine_that_began_with_it(
+    models: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    other = AutoModelForCausalLM.from_pretrained(models[name])
+    for parameter in other.parameters():
+        parameter.data.mul_(1.1)
+    other.save_pretrained(tmp_path)
+    pushed, fresh, first = engine_of(models[name]), engine_of(str(tmp_path)), engine_of(models[name])
+    pushed.update_weights(1, str(tmp_path))
+    for engine in (pushed, fresh, first):
+        submit(engine, "a", prompt_of(5))
+    logprobs = [drain(engine)["a", 0].logprobs_gen.tolist() for engine in (pushed, fresh, first)]
+    assert logprobs[0] == logprobs[1] != logprobs[2]

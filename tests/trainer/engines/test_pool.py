@@ -80,7 +80,7 @@ def test_a_request_goes_where_the_one_that_it_continues_was() -> None:
     async def work() -> None:
         engine = pool(*engines)
         for name in ("x", "y"):
-            thinking = replace(request(name, 1), keep_kv=True)
+            thinking = replace(request(name, 1), keep_kv=("length",))
             busy = asyncio.create_task(indices(engine, request("busy", 8)))
             await asyncio.sleep(0)
             await indices(engine, thinking)

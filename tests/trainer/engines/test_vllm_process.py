@@ -81,7 +81,7 @@ def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> No
         backend = Recording()
         ours, serving = serve(backend, slots=1)
         for name in ("think", "ended"):
-            ours.send(request(name, keep_kv=True))
+            ours.send(request(name, keep_kv=("length",)))
             await asyncio.to_thread(ours.recv)
         ours.send(UpdateWeights(3, ""))
         await asyncio.to_thread(ours.recv)

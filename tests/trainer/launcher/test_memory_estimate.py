@@ -10,7 +10,7 @@ from fakes import having
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from trainer.cli import parse
-from trainer.config import Config, ConfigError, CriticConfig, InterruptionConfig, KLConfig
+from trainer.config import Config, ConfigError, CriticConfig, InterruptionConfig, KLConfig, LoraConfig
 from trainer.launcher import memory_estimate as memory
 from trainer.launcher.memory_estimate import GIB, SIZES, ModelSize, check_fits, estimate, rank_bytes
 from trainer.launcher.placement import Devices, assign
@@ -80,6 +80,10 @@ def test_packed_weights_a_reference_and_a_critic_count(dtype: Any, engine: int, 
     for ranks in (1, 2):
         devices = replace(ONE, learner=((),) * ranks)
         assert rank_and_host(with_kl, devices)[0] - rank_and_host(config, devices)[0] == reference // ranks
+    taught = having(config, objective={"kl": KLConfig(coefficient=0.1, to="smollm2-135m")})
+    head = (4 - held["weights"] // TINY.parameters) * 49_152 * 576  # a teacher counts by its own size
+    teacher = held["weights"] // TINY.parameters * 134_515_008 + head
+    assert rank_and_host(taught, ONE)[0] - rank_and_host(config, ONE)[0] == teacher
 
     def of_critic(body: Any, **more: Any) -> tuple[int, int]:
         return rank_and_host(having(config, objective={"critic": CriticConfig(body=body)}, engine=more))
@@ -112,6 +116,32 @@ def test_the_account_of_a_rank_is_one_made_by_hand(
 ) -> None:
     config = learner(tokens, checkpoint_activations=checkpointed)
     assert rank_bytes(config, size, on_gpus(ranks)) / GIB == pytest.approx(gib, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gib"),
+    [
+        # 8.19 G x 2 bytes: 15.3. Adapters: 36 layers x 16 x (4 x 8,192 and 5,120 for k and v, 3 x 16,384) =
+        # 43.6 M x 16 bytes: .65. Residual streams 36 x 16,384 x 16 KiB: 9.0. Logits: 4.64; no dW and no copy.
+        # A weight of 4,096 x 12,288 in 10 bytes: .47. No reference, though there is a KL.
+        (1, 15.26 + 0.65 + 9.0 + 4.64 + 0.47 + 1.5),
+        # Half of the base, all adapters; embedding and head (1.24 G) are gathered in bf16: 2.32.
+        (2, 7.63 + 0.65 + 9.0 + 4.64 + 0.47 + 2.32 + 1.5),
+    ],
+)
+def test_lora_has_a_frozen_base_in_its_type_and_no_reference(ranks: int, gib: float) -> None:
+    config = having(learner(16384, checkpoint_activations=True), model={"lora": LoraConfig(rank=16)})
+    config = having(config, objective={"kl": KLConfig(coefficient=0.1)})
+    assert memory.adapter_numbers(BIG, config.model.lora) == 36 * 16 * (2 * 8192 + 2 * 5120 + 3 * 16384)
+    assert memory.adapter_numbers(BIG, LoraConfig(rank=1, targets=("q_proj", "v_proj"))) == 36 * (8192 + 5120)
+    assert rank_bytes(config, BIG, on_gpus(ranks)) / GIB == pytest.approx(gib, rel=0.01)
+    name, torch = "published weights (at most)", having(config, engine={"kind": "torch"})
+    whole, alone = (estimate(c, BIG, ONE).host[name] for c in (config, torch))
+    assert alone * 2 * BIG.parameters == whole * 4 * 43_646_976 and alone < 0.011 * whole
+    shared = having(config, engine={"kind": "vllm", "colocate": True, "weight_push": "ipc"})
+    kept = estimate(shared, BIG, BESIDE).host["offloaded from the GPUs, pinned"]
+    adapters = 36 * 16 * (2 * 8192 + 2 * 5120 + 3 * 16384)
+    assert kept == pytest.approx(4 / 3 * (4 * BIG.parameters + 12 * adapters), rel=1e-6)  # base and engine
 
 
 def test_a_completion_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:

@@ -9,7 +9,7 @@ from fakes import having
 
 from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, VerifierConfig
 from trainer.launcher import placement
-from trainer.launcher.placement import Devices, Split, assign, for_roles
+from trainer.launcher.placement import Devices, Split, assign, engines_alone, for_roles, slow_dtype
 
 GPUS = tuple("01234567")
 
@@ -90,6 +90,38 @@ def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() 
     devices = split(gpus=0, ranks=2, count=3)
     assert devices.unit == "core-hours" and sum(devices.by_role().values()) == pytest.approx(4.0)
     assert (devices.threads(0, 2), devices.threads(0, 3), devices.threads(3, 2)) == (2, 1, 3)
+
+
+ALONE: list[tuple[dict[str, Any], int, list[int], str]] = [  # settings, GPUs, those of each engine, in words
+    ({"kind": "vllm"}, 3, [1, 1, 1], "GPUs: engines 0 | 1 | 2"),
+    ({"kind": "vllm", "tensor_parallel": 2}, 5, [2, 2], "GPUs: engines 0,1 | 2,3"),
+    ({"kind": "torch", "count": 2}, 4, [1, 1], "GPUs: engines 0 | 1"),
+    ({"kind": "torch", "count": 2}, 0, [0, 0], "4 CPU cores for 2 engines"),
+    ({"kind": "torch", "tensor_parallel": 0}, 2, [0], "4 CPU cores for 1 engine"),
+    ({"kind": "vllm", "urls": TWO, "tensor_parallel": 2}, 0, [], "GPUs: engines 2 remote"),
+]
+
+
+@pytest.mark.parametrize(("named", "gpus", "widths", "words"), ALONE)
+def test_an_evaluation_gives_every_device_to_engines(
+    named: dict[str, Any], gpus: int, widths: list[int], words: str
+) -> None:
+    config = settings(weight_push="file", **named)
+    devices = engines_alone(config, GPUS[:gpus], 4)
+    assert ([len(one) for one in devices.engines], devices.describe()) == (widths, words)
+    on_cpu = words.endswith(("engine", "engines"))
+    assert devices.unit == ("core-hours" if on_cpu else "GPU-hours")
+    booked = [4 / len(widths)] * len(widths) if on_cpu else widths or [2, 2]
+    assert list(devices.by_role().values()) == booked and "learner" not in devices.by_role()
+    assert for_roles(config, devices).engine.weight_push == "file"
+
+
+def test_an_evaluation_needs_a_device_for_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="3 engines of 1 GPUs each need 3 GPUs, this machine has 2"):
+        engines_alone(settings(count=3), GPUS[:2], 4)
+    monkeypatch.setattr(placement, "cpu_has_bfloat16", lambda: False)
+    config = having(settings("torch"), model={"dtype": "bfloat16"})
+    assert ": the engine would run on this CPU" in slow_dtype(config, engines_alone(config, (), 4))
 
 
 def test_where_the_torch_engine_runs_is_said() -> None:

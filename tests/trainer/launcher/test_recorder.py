@@ -17,7 +17,7 @@ from trainer.jsonl import append, read_lines
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
-from trainer.messages import Event, Keep, Spans
+from trainer.messages import Event, Keep, Pace, Spans
 from trainer.run_folder import EVENTS, claim, complete
 from trainer.scaling import Sigmoid
 
@@ -104,11 +104,13 @@ def test_compute_never_falls_where_an_engine_reports_late_that_it_evaluated(tmp_
 def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
     one = make(tmp_path, config=having(CONFIG, pipeline={"max_compute": 20 / HOUR}), devices=2)
     begin(one)
-    spent = []
+    spent, paces = [], list[object]()
+    one.ask = paces.append
     for step, at in enumerate((4, 9, 11), 1):
         hold(one, at)
         spent += play(one, stepped(step, one.start + at))
     assert spent == ["", "", "compute"]  # after 8, 18 and 22 core-seconds
+    assert paces == [Pace(pytest.approx(seconds / HOUR)) for seconds in (8, 9, 22 / 3)]
     end = one.start + 12
     play(one, evaluated(3, end), Event("done", end, {"step": 3, "ended_by": ""}))  # Ctrl-C
     assert not complete(tmp_path, 20 / HOUR)
@@ -171,8 +173,14 @@ def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_p
     tokens = {"train/rollout_tokens": 1000, "learner/input_tokens": 500}
     with_reference = ObjectiveConfig(kl=KLConfig(coefficient=0.1))
     assert step_flops(10, ObjectiveConfig(), tokens) == 10 * (2 * 1000 + 6 * 500)
-    assert step_flops(10, with_reference, tokens) == 10 * (2 * (1000 + 1000) + 6 * 500)
-    assert step_flops(10, with_reference, tokens | {"train/rollout_tokens": 0}) == 10 * 6 * 500  # 2nd epoch
+    assert step_flops(10, with_reference, tokens, 10) == 10 * (2 * (1000 + 1000) + 6 * 500)
+    assert (
+        step_flops(10, with_reference, tokens, 70) == 10 * (2 * 1000 + 6 * 500) + 2 * 70 * 1000
+    )  # a teacher
+    assert (
+        step_flops(10, with_reference, tokens | {"train/rollout_tokens": 0}, 10) == 10 * 6 * 500
+    )  # 2nd epoch
+    assert step_flops(10, ObjectiveConfig(), tokens, adapters=3) == 10 * 2 * 1000 + (4 * 10 + 6 * 3) * 500
     for resume, steps in ((None, (1, 2, 3)), (2, (3,))):
         one = make(tmp_path, resume)
         play(one, Event("ready", one.start, READY), *(stepped(step, one.start) for step in steps))
@@ -366,3 +374,14 @@ def test_compute_that_nobody_recorded_is_without_evaluations(tmp_path: Path) -> 
     assert books["compute"]["total"] * HOUR / cores == pytest.approx(100 + 1800 + 3500)
     states = {"generate": 100, "evaluate": 3600, "unrecorded": 1800 + 3500}
     assert books["roles"]["engine"]["seconds"] == pytest.approx(states)
+
+
+def test_what_completions_of_each_prompt_are_worth_has_a_file_of_its_own(tmp_path: Path) -> None:
+    one = make(tmp_path / "run")
+    worth = {"": {"pass": {"1": [0.5, 1.0]}}, "far": {"pass": {"1": [0.0]}, "maj": {"1": [0.0]}}}
+    play(one, evaluated(0, one.start, by_prompt=worth))
+    one.close()
+    assert list(read_lines(tmp_path / "run" / "held_out.jsonl")) == [
+        {"step": 0, "set": name, **measures} for name, measures in worth.items()
+    ]
+    assert not any("by_prompt" in key for row in rows(tmp_path / "run") for key in row)

@@ -198,7 +198,7 @@ def test_an_engine_of_a_resume_restarts_without_its_checkpoint(tmp_path: Path, m
         folder.mkdir(parents=True)
         (folder / "controller.json").write_text("{}")
     one, loaded = make(tmp_path, str(old)), list[str]()
-    one.resume = {"path": str(old)}
+    one.start = {"path": str(old)}
     monkeypatch.setattr(one, "_start", lambda role, target, args, gpus: loaded.append(args[1]))
     one._start_engine(0).close()
     shutil.rmtree(old)  # the learner keeps the newest

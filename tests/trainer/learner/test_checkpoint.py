@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
 from trainer.beginning import checkpoint_state
-from trainer.config import Config, ConfigError, CriticConfig, LearnerConfig
+from trainer.config import Config, ConfigError, CriticConfig, LearnerConfig, LoraConfig
 from trainer.controller.journal import oldest_group
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
@@ -37,7 +37,9 @@ def batch(step: int) -> TrainBatch:
 
 def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
     state = state or {"version": one.version}
-    checkpoint.save(path, one.model.lm, TOKENIZER, one.networks, one.version, state, one.ranks)
+    checkpoint.save(
+        path, one.model.lm, TOKENIZER, one.weights, one.networks, one.version, state, one.ranks, one.adapter
+    )
 
 
 CASES = {
@@ -48,12 +50,15 @@ CASES = {
         "objective": {"critic": CriticConfig(body="own", dtype="float16")},
     },
     "a shared critic": {"objective": {"critic": CriticConfig(body="shared")}},
+    "LoRA": {"model": {"lora": LoraConfig(rank=3)}},
+    "LoRA, bfloat16": {"model": {"lora": LoraConfig(rank=3), "dtype": "bfloat16"}},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_learner_goes_on_bit_for_bit(case: str, model_dir: str, tmp_path: Path) -> None:
     c, path = having(training.config(lr=1e-2), **CASES[case]), tmp_path / "step-000002"
+    c = having(c, model={"path": model_dir})  # of which LoRA's frozen base is
     unbroken = training.learner(model_dir, c)
     torch.rand(5)
     for network in unbroken.networks.values():

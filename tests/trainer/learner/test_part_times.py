@@ -96,7 +96,7 @@ def test_a_step_books_the_loss_head_and_attention_as_states(
 
 
 def test_mfu_is_six_flops_a_parameter_and_token_over_the_cards_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = throughput(8_000_000_000, 100_000, 10.0, 2, 989.0)
+    got = throughput(6 * 8_000_000_000, 100_000, 10.0, 2, 989.0)
     assert got["learner/tflop_per_s"] == pytest.approx(240)  # 4.8e15 FLOPs in 10 s on 2 devices
     assert got["learner/mfu"] == pytest.approx(240 / 989)
     assert "learner/mfu" not in throughput(1, 1, 1.0, 1, None) and peak_tflops(torch.device("cpu")) is None

@@ -166,3 +166,12 @@ def test_the_learning_rate_follows_its_schedule(
     settings = LearnerConfig(schedule=schedule, final_lr_share=final, warmup_steps=warmup)
     shares = [lr_share(settings, step, 6) for step in range(1, 7)]
     np.testing.assert_allclose(shares, expected, atol=1e-6)
+
+
+def test_the_schedule_ends_where_the_batch_expects_the_run_to_end(model_dir: str) -> None:
+    """Linear without a warm-up: of n steps the second has 1 − 1/n, or 1/2 if it is the last or beyond."""
+    for expected, share in ((0.0, 1 - 1 / 60), (4.5, 1 - 1 / 4.5), (2.0, 0.5), (1.2, 0.5)):
+        one = learner(model_dir, config(schedule="linear", lr=1e-3))
+        one.version = 1
+        metrics = one.train(TrainBatch(2, sequences(), {}, steps=expected))
+        assert metrics["learner/lr"] == pytest.approx(1e-3 * share)

@@ -26,6 +26,7 @@ from training import (
     error,
     gradients_of_step,
     learner,
+    moved,
     of_the_data,
     oracle,
     same,
@@ -39,7 +40,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import trainer.learner.learner
-from trainer.config import Config, ConfigError, CriticConfig, KLConfig, PipelineConfig
+from trainer.config import Config, ConfigError, CriticConfig, KLConfig, LoraConfig, PipelineConfig
 from trainer.learner.offload import Offload
 from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
@@ -106,6 +107,12 @@ def critic(body: Any, dtype: Any = "float32") -> dict[str, Any]:
     return {"critic": CriticConfig(body=body, dtype=dtype, lr=1e-3, value_clip=0.1)}
 
 
+def adapted(kind: str, dtype: str = "float32", **more: Any) -> tuple[Any, ...]:
+    """A case with LoRA, whose reference is the frozen base."""
+    kind, c, batch = case(kind, dtype, objective=PENALTIES, **more)
+    return kind, having(c, model={"lora": LoraConfig(rank=4)}), batch
+
+
 GSPO = {"loss": "gspo", "clip_low": 0.2, "clip_high": 0.3}
 PENALTIES = {"loss": "dapo", "anchor": "recomputed", "kl": KLConfig(coefficient=0.3), "entropy_bonus": 0.2}
 CASES = {
@@ -131,13 +138,17 @@ CASES = {
     "critic, bfloat16": case("untied", objective=critic("own", "bfloat16")),
     "critic, float16": case("untied", checkpoint_activations=True, objective=critic("own", "float16")),
     "shared": case("untied", objective=critic("shared")),
+    "LoRA": adapted("tied", grad_clip=0.05),
+    "LoRA, bfloat16, vocabulary split, checkpointed": adapted(
+        "untied", "bfloat16", vocab_parallel=True, checkpoint_activations=True
+    ),
     "shared, vocabulary split": case("untied", vocab_parallel=True, objective=critic("shared")),
 }
 
 
 def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks: Ranks | None) -> Results:
     """Scores, then an optimizer step: its gradient, its metrics and the weights after it."""
-    one = learner(model_dir, c, None, ranks)
+    one = moved(learner(model_dir, c, None, ranks))
     if one.critic is not None:
         with_values(one)
     for network in one.networks.values():

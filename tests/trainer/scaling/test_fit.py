@@ -55,7 +55,7 @@ def small_rise(within: float | None = None, confidence: float = 0.9) -> Fit:
 def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:
     result = small_rise()
     assert 0.2 * (result.A.value - 0.3) < result.A.high - result.A.low < 0.06
-    assert result.flags == ("wide",) and "wide, which is more than a fifth of the rise" in result.reasons
+    assert result.flags == ("wide",) and "which is more than 0.020, a fifth of the rise" in result.reasons
     assert f"A is {result.A.high - result.A.low:.3f} wide" in result.reasons and "0.10" not in result.reasons
     text = explain(result, "GPU-hours")
     assert text.count("If the run goes on as it did (a sigmoid: ") == 1

@@ -149,7 +149,7 @@ def test_two_processes_find_what_one_finds() -> None:
 
 
 def test_the_command_prints_the_table_and_the_cheapest_plan(command: Command) -> None:
-    assumed = "--c-mid 2542 --r0 0.3 --noise 0.002 --a .61 .61 --b 1.92 1.92 --budgets 1 8 --evaluations 24"
+    assumed = "--c-mid 2542 --r0 0.3 --noise 0.002 --a .61 .61 --budgets 1 8 --budgets 8 --evaluations 24"
     text = command(f"plan {assumed} --runs 5 --eval-cost 10 --json plan.json")
     cheapest = "The cheapest plan that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600"
     assert "2,542 1 0%" in text.words and cheapest in text.words

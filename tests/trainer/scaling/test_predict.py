@@ -123,7 +123,8 @@ def test_where_the_ceiling_is_not_identified_ranges_stand_alone(command: Command
 def test_where_the_last_evaluation_is_low_no_probability_is_given(command: Command) -> None:
     write(Path("low.csv"), with_rewards(run_of(), {23: 0.4}))
     text = command("predict low.csv --reach 0.55 --json p.json")
-    assert "Evaluate the last checkpoint again." in text.words
+    assert "Evaluate the last checkpoint again, by more samples;" in text.words
+    assert "python -m trainer.evaluate RUN@STEP" in text.words
     assert "is unknown until the last checkpoint" in text.words
     assert "probability" not in text and "reward 0.55:" not in text
     result = text.json["low.csv"]

@@ -153,12 +153,30 @@ def test_the_settings_of_our_runs_are_those_of_their_config(tmp_path: Path) -> N
     assert reading_of(tmp_path).settings == expected
     hard = reading_of(tmp_path, "--reward-column", "eval/hard/pass_rate")
     assert hard.settings == expected | {"held-out set": "datasets:aime"}
+    one = {"data": {"source": "x.jsonl", "held_out": 0}, "verifier": {"kind": "choice"}, "samples": 16}
+    config |= {"evaluation": {"samples": 4, "sets": {"hard": one}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    own = {"held-out set": "all prompts of x.jsonl", "scorer": "choice", "samples per prompt": "16"}
+    assert reading_of(tmp_path, "--reward-column", "eval/hard/pass_rate").settings == expected | own
     kinds = {"math": "math", "hard": "code"}
     tasks = {name: {"data": data, "verifier": {"kind": kind}} for name, kind in kinds.items()}
     config |= {"mixture": tasks, "evaluation": {"samples": 4}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     assert reading_of(tmp_path).settings["scorer"] == "math + code"
     assert reading_of(tmp_path, "--reward-column", "hard").settings["scorer"] == "code"
+
+
+@pytest.mark.parametrize("number", ["pass_rate", "mean_reward", "pass@4"])
+def test_the_settings_of_a_later_evaluation_are_its_own(number: str, tmp_path: Path) -> None:
+    rows = [{"step": s, "compute/total": s, f"eval/aime/{number}": s / 8} for s in range(4)]
+    (tmp_path / "evaluations" / "aime").mkdir(parents=True)
+    write_jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "compute/total": 1.0}])
+    write_jsonl(tmp_path / "evaluations" / "aime" / "results.jsonl", rows)
+    for folder, source in ((tmp_path, "mine.jsonl"), (tmp_path / "evaluations" / "aime", "aime.jsonl")):
+        config = {"data": {"source": source, "held_out": 3}, "evaluation": {"samples": 2}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    settings = reading_of(tmp_path, "--reward-column", f"eval/aime/{number}").settings
+    assert settings["held-out set"] == "3 prompts of aime.jsonl"
 
 
 def test_a_table_is_read_without_libraries_that_take_long_to_load(verl: Path) -> None:

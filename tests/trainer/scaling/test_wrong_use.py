@@ -57,7 +57,7 @@ WRONG = {
     "plan falling.csv --a .5 .6": "--a is for planning without a pilot",
     "plan falling.csv --budgets 1": "--budgets 1: expected more than 1",
     "plan falling.csv": "fallen from its peak",
-    "plan low.csv": "below the curve: a collapse, or a bad evaluation; evaluate again before planning",
+    "plan low.csv": "below the curve: a collapse, or a bad evaluation; evaluate it again",
     "plan few.csv few.csv": "fewer than 5",
     "plan jump.csv falling.csv": "a sigmoid does not describe this pilot",
     "plan jump.csv": "a sigmoid does not describe this pilot",

@@ -80,7 +80,7 @@ def test_a_sweep_stops_the_weak_recipe_at_a_rung_and_never_trains_it_again(
     monkeypatch.setattr("trainer.sweep.schedule.TICK_S", 0.05)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    monkeypatch.setattr("trainer.scaling.report.page.write", lambda *_: None)
+    monkeypatch.setattr("trainer.scaling.report.page.write", lambda *_, **__: None)
     folder = tmp_path / "sweep"
     asked = ["scalerl", "grpo", "--task", "arithmetic", "--seeds", "2", "--out", str(folder), "--halving"]
     assert main([*asked, "--budget", "2.4"]) == 0

@@ -198,7 +198,29 @@ ON_TASK = "--task arithmetic"
         (f"grpo grpo {ON_TASK}", "two recipes are named 'grpo'"),
         (f"grpo {ON_TASK} --seeds 0", "--seeds: 0 is out of range; expected 1 or more"),
         (f"grpo {ON_TASK} --budget -1", "--budget: -1 is out of range; expected 0 or more"),
+        (f"grpo {ON_TASK} --budget inf", "--budget: inf is out of range; expected 0 or more, finite"),
+        (f"grpo {ON_TASK} --vary learner.lr", "--vary learner.lr: expected KEY=VALUE,VALUE"),
+        (f"grpo {ON_TASK} --vary lr=1,2", "unknown key 'lr' (did you mean 'learner.lr'?)"),
+        (f"grpo {ON_TASK} --vary seed=1,2", "give --seeds N"),
+        (f"grpo {ON_TASK} --vary learner.lr=1", "there is one value; expected two or more"),
+        (f"grpo {ON_TASK} --vary learner.lr=1,0", "--vary: learner.lr is 0.0; expected above 0"),
+        (f"grpo {ON_TASK} --vary learner.lr=1e-4,0.0001", "0.0001 is there twice"),
+        (f"grpo {ON_TASK} --vary learner.lr=1,2 --vary learner.lr=3,4", "learner.lr is there twice"),
+        (f"grpo {ON_TASK} --vary pipeline.max_compute=1,2", "max_compute: the sweep sets this for each run"),
+        (f"grpo {ON_TASK} --vary learner.lr=1,2 -- --learner.lr=3", "learner.lr is varied, and follows --"),
+        (f"grpo {ON_TASK} -- --pipeline.max-compute=2", "max-compute=2: the sweep sets this for each run"),
+        (f"grpo {ON_TASK} --vary model.path=a/x,b/x", "two recipes are named 'grpo-path_x'"),
+        (
+            f"grpo {ON_TASK} --zip --vary learner.lr=1,2 pipeline.steps=1,2,3",
+            "--zip: expected two or more --vary, each with as many values; given learner.lr with 2 values, "
+            "pipeline.steps with 3 values",
+        ),
+        (f"grpo {ON_TASK} --zip", "each with as many values; given none"),
         (f"grpo {ON_TASK} --halving", "--halving needs --budget"),
+        (
+            f"article {ON_TASK} --halving --budget 1",
+            "the learning rate of article would fall to its end at each",
+        ),
         (f"grpo {ON_TASK} --jobs 999", "--jobs 999, --gpus-per-run 0: this machine has"),
         (f"grpo {ON_TASK} --gpus-per-run 2", "this machine has 0 GPUs"),
         (f"grpo {ON_TASK} --executor-options a=1", "expected KEY=VALUE, with --executor slurm"),
@@ -247,6 +269,76 @@ def test_the_plan_names_the_commands_and_starts_nothing(
     out = capsys.readouterr().out
     assert out.count("--pipeline.max_compute") == 4 and "--recipe grpo --task arithmetic --seed 1" in out
     assert out.endswith("4 of 4 runs are to be trained.\n") and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "pairs"),
+    [
+        ([], [("0.0003", "64"), ("0.0003", "256"), ("1e-05", "64"), ("1e-05", "256")]),
+        (["--zip"], [("0.0003", "64"), ("1e-05", "256")]),
+    ],
+)
+def test_each_recipe_is_trained_with_every_combination_or_pair_of_the_axes_values(
+    more: list[str], pairs: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = ["--vary", "learner.lr=3e-4,1e-5", "--vary", "pipeline.prompts-per-step=64,256"]
+    assert main([*ASKED, *axes, *more, "--out", str(tmp_path / "s"), "--dry-run"]) == 0
+    *commands, _ = capsys.readouterr().out.splitlines()
+    keys = "--learner.lr={0} --pipeline.prompts_per_step={1}"
+    parts = re.compile(".*--recipe (.*) --task.*--seed (.) (.*) --run-dir .*/(.*)")
+    assert {match.groups() for c in commands if (match := parts.fullmatch(c))} == {
+        (recipe, seed, keys.format(*pair), f"{recipe}-lr_{pair[0]}-prompts_per_step_{pair[1]}-{seed}")
+        for recipe in ("grpo", "scalerl") for seed in "01" for pair in pairs
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axis", "flags"),
+    [
+        ("pipeline.max_lag=1,8", ["--pipeline.max_lag=1", "--pipeline.max_lag=8"]),
+        (
+            "verifier.extra=[{kind: exact}, {kind: math, weight: 0}],[{kind: exact}]",
+            [
+                "'--verifier.extra=[{kind: exact}, {kind: math, weight: 0}]'",
+                "'--verifier.extra=[{kind: exact}]'",
+            ],
+        ),
+    ],
+)
+def test_any_key_is_varied_also_one_that_holds_lists_of_mappings(
+    axis: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["grpo", "--task", "arithmetic", "--seeds", "1", "--out", str(tmp_path / "s"), "--dry-run"]
+    assert main([*argv, "--vary", axis]) == 0
+    *commands, _ = capsys.readouterr().out.splitlines()
+    assert [flag in command for flag, command in zip(flags, commands, strict=True)] == [True, True]
+
+
+def test_values_may_be_added_to_an_axis_and_none_taken_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    asked = [
+        "grpo",
+        "--task",
+        "arithmetic",
+        "--seeds",
+        "1",
+        "--budget",
+        "0.2",
+        "--out",
+        str(folder),
+        "--vary",
+    ]
+    for axis in ("evaluation.pass_at=[1,2],[2]", "evaluation.pass_at=[2],[1,2],[]"):
+        assert main([*asked, axis]) == 0
+    runs = [f"grpo-pass_at_{value}-0" for value in ("1_2", "2", "")]
+    assert starts(folder) == runs  # each once
+    config = yaml.safe_load((folder / runs[0] / "config.yaml").read_text())
+    assert config["evaluation"]["pass_at"] == [1, 2]
+    assert main([*asked, "evaluation.pass_at=[1,2],[2]"]) == 2
+    assert "is of a sweep with recipe grpo-pass_at_; more may be added" in capsys.readouterr().err
+    assert main(["--out", str(folder)]) == 0 and starts(folder) == runs
 
 
 @pytest.mark.slow

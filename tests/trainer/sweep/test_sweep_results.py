@@ -6,12 +6,15 @@ import random
 import re
 import shutil
 import tomllib
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+from trainer.accounting.run_account import run_dtype
 from trainer.config import ConfigError
 from trainer.scaling.report import page
 from trainer.sweep.__main__ import main
@@ -42,7 +45,7 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
     books |= {"roles": {"learner": role}}
     (folder / "ledger.json").write_text(json.dumps(books))
     config = {
-        "model": {"path": f"{folder.parent}/my-model"},
+        "model": {"path": f"{folder.parent}/my-model", "dtype": "float32"},
         "pipeline": {"steps": 24, "scheme": "pipeline_rl"},
     }
     config |= {"run_dir": str(folder), "evaluation": {"sets": {"mine": [f"{folder.parent}/mine.jsonl"]}}}
@@ -52,11 +55,11 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
     (folder / "journal" / "000000.jsonl").write_text("{}\n" * 10_000)
 
 
-def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> None:
+def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float, **more: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     asked = {"recipes": recipes, "task": "addition", "seeds": seeds, "budget": budget, "rungs": []}
     asked |= {"overrides": [f"--model.path={folder}/my-model"], "differing": {}}
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(asked))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(asked | more))
     (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0, "errors": {"dapo-0": f"see {folder}"}}))
 
 
@@ -121,6 +124,7 @@ def test_kept_curves_are_small_and_hold_the_same_curves(
         for f in (folder, kept)
     )
     assert ours == theirs and list(ours) == list(LAWS)
+    assert run_dtype(kept / "curves.csv.gz" / "dapo-0") == "float32"  # for predict --kernel-rates
     assert main(["--out", str(kept)]) == 2
     assert "holds kept curves only" in capsys.readouterr().err
 
@@ -134,7 +138,7 @@ def test_the_curves_are_kept_in_another_folder_than_the_sweeps(folder: Path, tmp
 def test_a_report_that_fails_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*args: object) -> None:
+    def fails(*args: object, **more: object) -> None:
         raise ConfigError("no page can be made")
 
     write_sweep(tmp_path, ["grpo"], 2, LAST)
@@ -172,3 +176,78 @@ def test_a_sweep_without_a_curve_names_its_runs(tmp_path: Path, capsys: pytest.C
     write_sweep(tmp_path, ["scalerl"], 2, 0.0)
     assert main(["table", str(tmp_path)]) == 0
     assert "Left out, with fewer than 5 evaluations: scalerl-0, scalerl-1." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("column", "unit"), [("compute/total", 1.0), ("compute/flops", 1e12)])
+def test_the_frontier_names_the_best_value_at_each_budget_and_those_not_told_from_it(
+    axes: Path, column: str, unit: float
+) -> None:
+    assert main(["table", str(axes), "--compute-column", column]) == 0
+    results = json.loads((axes / "results.json").read_text())["axes"]
+    assert list(results) == ["learner.lr", "pipeline.prompts_per_step"]
+    lr, prompts = results.values()
+    budgets = [LAST * unit / 2**i for i in (4, 3, 2, 1, 0)]  # from the first evaluation, at LAST / 24
+    assert [row["compute"] for row in lr] == pytest.approx(budgets)
+    for row in lr:
+        c, truth = row["compute"] / unit, {}
+        for value, (A, B, C_mid) in LR.items():
+            truth[value] = 0.2 + (A - 0.2) / (1 + (C_mid / c) ** B)
+            assert row["rewards"][value]["value"] == pytest.approx(truth[value], abs=0.012)
+        if abs(truth["0.001"] - truth["0.0003"]) > 0.03:
+            assert row["best"] == [max(truth, key=lambda value: truth[value])]
+    assert lr[0]["best"] == ["0.001"] and lr[-1]["best"] == ["0.0003"]  # they cross
+    assert all(set(row["best"]) == {"64", "256"} for row in prompts)  # twins, but for their seeds
+    text = (axes / "table.txt").read_text()
+    assert re.search(r"frontier over learner.lr .*:\n\S+ +0.0003 +0.001 +best\n", text)
+    assert re.search(r"\n\S+ +\S+ +\S+ +(64 or 256|256 or 64)\n", text)
+    assert (axes / "frontier.png").stat().st_size > 10_000
+    report = (axes / "report.html").read_text()
+    assert "Efficient frontier over learner.lr" in report and "<td>256 or 64</td>" in report.replace(
+        "64 or 256", "256 or 64"
+    )
+
+
+def test_values_whose_rewards_are_not_the_same_metric_have_no_frontier_and_no_ranking(tmp_path: Path) -> None:
+    """The held-out score with each of two verifiers does not say which is better to train with."""
+    write_sweep(tmp_path, ["scalerl"], 2, LAST, vary={"verifier.kind": ["math", "exact"]})
+    for i, kind in enumerate(("math", "exact")):
+        for seed in range(2):
+            run = tmp_path / f"scalerl-kind_{kind}-{seed}"
+            write_run(run, LR["0.001"], 10 * i + seed)
+            config = yaml.safe_load((run / "config.yaml").read_text()) | {"verifier": {"kind": kind}}
+            (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["table", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert "rewards are of different scorers" in results["incomparable"]
+    assert results["axes"] == {} and not (tmp_path / "frontier.png").exists()
+
+
+LR = {"0.001": (0.45, 2.0, 0.15), "0.0003": (0.62, 2.0, 0.4)}
+
+
+@pytest.fixture(scope="module")
+def axes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over learning rates whose curves cross, and batches that do not matter."""
+    folder, seed = tmp_path_factory.mktemp("axes"), 0
+    prompts = ("64", "256")
+    vary = {"learner.lr": list(LR), "pipeline.prompts_per_step": list(prompts)}
+    write_sweep(folder, ["scalerl"], 2, LAST, vary=vary)
+    for (lr, law), n in product(LR.items(), prompts):
+        for i in range(2):
+            write_run(folder / f"scalerl-lr_{lr}-prompts_per_step_{n}-{i}", law, 10 * (seed := seed + 1) + i)
+    return folder
+
+
+def test_paired_axes_are_one_and_several_recipes_are_one_too(tmp_path: Path) -> None:
+    vary = {"learner.lr": ["1.0", "2.0"], "pipeline.steps": ["3", "4"]}
+    write_sweep(tmp_path, ["grpo", "scalerl"], 1, LAST, vary=vary, zip=True)
+    first, second = load(tmp_path).axes.items()
+    assert first == (
+        "learner.lr, pipeline.steps",
+        {
+            f"{r}-lr_{lr}-steps_{n}": f"{lr}, {n}"
+            for r in ("grpo", "scalerl")
+            for lr, n in (("1.0", "3"), ("2.0", "4"))
+        },
+    )
+    assert second[0] == "recipe" and set(second[1].values()) == {"grpo", "scalerl"}

@@ -83,6 +83,10 @@ CALL_TESTS: dict[str, tuple[Answer, dict[str, Any]]] = {
     "LiveCodeBench": (
         json.dumps([{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}]), {},
     ),
+    "DeepCoder's LiveCodeBench, the name in a column": (
+        json.dumps([{"input": "1\n2", "output": "3", "testtype": "functional", "metadata": None}]),
+        {"metadata": '{"func_name": "add"}'},
+    ),
     "MBPP": (("assert add(1, 2) == 3", "assert add(add(1, 1), 2) == 4"), {"test_setup_code": ""}),
     "MBPP, sanitized": (("assert math.isclose(add(.1, .2), .3)", "assert add([1], [2]) == [1, 2]"),
                         {"test_imports": ["import math"]}),
@@ -276,7 +280,14 @@ def test_that_namespaces_are_forbidden_is_one_line(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(caught.value)
 
 
-UNKNOWN = ["[]", "assert (", '{"inputs": ["1"], "outputs": []}', '{"inputs": ["1"]}', '[["1", "2"]]']
+UNKNOWN = [
+    '[{"input": "1", "output": "1", "testtype": "functional"}]',
+    "[]",
+    "assert (",
+    '{"inputs": ["1"], "outputs": []}',
+    '{"inputs": ["1"]}',
+    '[["1", "2"]]',
+]
 
 
 @pytest.mark.parametrize("answer", UNKNOWN)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -174,11 +175,11 @@ def prompts_of(source: str, template: str = "{question}\n{choices}\nAnswer:") ->
 
 
 def test_options_are_in_the_prompt_and_the_answer_is_a_letter_an_index_or_a_text(tmp_path: Path) -> None:
-    answers = ["C", 2, "1", 1, "3", " B "]
-    rows = [{"question": f"q{i}", "options": ["2", "3", "1"], "answer": a} for i, a in enumerate(answers)]
+    answers = ["C", 2, "2", 1, "3", " B "]
+    rows = [{"question": f"q{i}", "options": ["5", "3", "1"], "answer": a} for i, a in enumerate(answers)]
     prompts = prompts_of(write(tmp_path / "a.jsonl", *rows))
-    assert prompts[0].text == "q0\nA. 2\nB. 3\nC. 1\nAnswer:"
-    assert [p.answer for p in prompts] == ["C", "C", "C", "B", "B", "B"]  # an index is never an option's text
+    assert prompts[0].text == "q0\nA. 5\nB. 3\nC. 1\nAnswer:"
+    assert [p.answer for p in prompts] == ["C", "C", "C", "B", "B", "B"]
     find("choice").check_answers(prompts)
     texts = {"C": "correct", "A": "wrong", "1": "correct", "?": "unparsable"}
     choices = prompts[0].metadata["choices"]
@@ -190,6 +191,7 @@ WRONG = {
     "the answer 2 names 0": {"options": ["x", "y"], "answer": 2},
     "the answer True names 0": {"options": ["x", "y"], "answer": True},
     "names 2 of the options": {"options": ["B", "A"], "answer": "A"},
+    "the answer '1' names 2": {"options": ["2", "3", "1"], "answer": "1"},  # an index, or an option
     "expected a list of 2 to 26 different options, given ['x', 'x']": {"options": ["x", "x"], "answer": 0},
     "expected a list of 2 to 26 different options, given [' a', 'a']": {"options": [" a", "a"], "answer": 0},
     "expected a list of 2 to 26 different options, given 'x'": {"options": "x", "answer": 0},
@@ -202,6 +204,106 @@ def test_rows_whose_answer_is_no_option_are_refused(tmp_path: Path, expected: st
     with pytest.raises(ConfigError) as caught:
         prompts_of(write(tmp_path / "a.jsonl", {"question": "q", **WRONG[expected]}))
     assert expected in str(caught.value) and "a.jsonl:1" in str(caught.value)
+
+
+LABELLED: list[tuple[str, Any, dict[str, Any]]] = [  # the right option's text, the answer, settings
+    ("y", "1", {"labels": ["0", "1", "2"]}), ("y", 2, {"labels": [1, 2, 3]}),
+    ("y", "b", {"labels": list("abc")}),
+    ("y", [0, 1, 0], {}), ("z", [False, False, True], {}), ("x", 0.0, {}), ("z", "2", {}), ("y", "y", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "answer", "more"), LABELLED)
+def test_labels_indices_and_ones_name_the_right_option(
+    right: str, answer: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    row = {"options": list("xyz"), "answer": answer} | more
+    source = write(tmp_path / "a.jsonl", *({"question": q} | row for q in "pq"))
+    settings: dict[str, Any] = {"labels_column": "labels"} if more else {}
+    config = DataConfig(
+        source=source, held_out=1, choices_column="options", template="{choices}{question}", **settings
+    )
+    for shuffle in (False, True):
+        for prompt in load_prompts(replace(config, shuffle_choices=shuffle), make_tokenizer()).train:
+            assert f"{prompt.answer}. {right}" in prompt.text
+
+
+def test_shuffled_options_hide_where_the_right_one_was(tmp_path: Path) -> None:
+    """The right one is first in 400 rows of 4: each letter has 100 ± 8.7 of them. Neither the other options'
+    order nor the right one's place in the data matters."""
+    options = ["right", "one", "two", "three"]
+    rows = [{"question": f"q{i}", "answer": 0} | dict(zip("abcd", options, strict=True)) for i in range(400)]
+    source = write(tmp_path / "a.jsonl", *rows)
+    config = DataConfig(
+        source=source, held_out=1, choices_column=("a", "b", "c", "d"), template="{question}\n{choices}",
+        shuffle_choices=True,
+    )  # fmt: skip
+    texts = {p.text: p.answer for p in load_prompts(config, make_tokenizer()).train}
+    assert all(70 < list(texts.values()).count(letter) < 130 for letter in "ABCD")
+    other = replace(config, choices_column=("c", "a", "d", "b"), answer_column="a")
+    assert texts == {p.text: p.answer for p in load_prompts(other, make_tokenizer()).train}
+
+
+def test_a_column_of_its_own_is_the_answer_whatever_its_text(tmp_path: Path) -> None:
+    """The right option reads "2": that is also the index of another one."""
+    source = write(tmp_path / "a.jsonl", *({"question": f"q{i}", "a": 2, "b": 7, "c": 1} for i in range(2)))
+    config = DataConfig(source=source, choices_column=("c", "a", "b"), template="{question}{choices}")
+    data = load_prompts(replace(config, held_out=1, answer_column="a"), make_tokenizer())
+    assert [p.answer for p in (*data.train, *data.held_out)] == ["B", "B"]
+
+
+def test_options_whose_place_gives_the_right_one_away_are_refused(tmp_path: Path) -> None:
+    options = ["right", "wrong", "worse"]
+    made = [{"question": f"q{i}", "choices": options, "answer": "right"} for i in range(30)]
+    source = write(tmp_path / "a.jsonl", *made)
+    config = DataConfig(source=source, held_out=1, choices_column="choices", template="{question}{choices}")
+    with pytest.raises(ConfigError, match=r"right option is A in all 29 rows; .* set data.shuffle_choices"):
+        load_prompts(config, make_tokenizer())
+    assert {p.answer for p in load_prompts(replace(config, shuffle_choices=True), make_tokenizer()).train} > {
+        "A"
+    }
+
+
+@pytest.mark.parametrize("missing", [None, " "])
+def test_an_option_that_is_missing_is_no_option(missing: str | None, tmp_path: Path) -> None:
+    row = {"question": "q", "choices": ["x", "y", missing], "answer": "x"}
+    config = DataConfig(
+        source=write(tmp_path / "a.jsonl", row), choices_column="choices", template="{question}{choices}"
+    )
+    with pytest.raises(ConfigError, match="expected a list of 2 to 26 different options"):
+        load_prompts(config, make_tokenizer())
+
+
+EXACT: dict[str, list[tuple[str, str]]] = {  # completion, gold answer
+    "correct": [
+        ("Answer: Paris", "Paris"), ("Paris.", "Paris"), ("**Answer:** Paris", "Paris"),
+        ("Answer:\nParis", "Paris"), ("The capital of France is **Paris**.", "Paris"),
+        ("It lies on the Seine. It is Paris!", "Paris"), ("Answer: Paris. It is large.", "Paris"),
+        ("<think>Rome</think>\nParis", "Paris"), ("the Beatles", "Beatles"),
+        (r"So \boxed{\text{Paris}}.", "Paris"), ("It was J. K. Rowling.", "J. K. Rowling"), ("U.S.", "US"),
+        ("It is 10:30", "10:30"), ("\u201cRubik\u2019s cube\u201d", "Rubiks cube"),
+        ("What is love", "What is Love?"), ("a\nb", "a\nb"), ("()", "()"), ("The answer is 3.5.", "3.5"),
+        ("Not Rome.\nAnswer: Paris", "Paris"),
+        ("1,000", "1000"), ("It is 12500.", "12,500"), ("Answer\uff1a\u6771\u4eac\u3002", "\u6771\u4eac"),
+        ("\u0627\u0644\u0642\u0627\u0647\u0631\u0629\u061f", "\u0627\u0644\u0642\u0627\u0647\u0631\u0629"),
+        ("It's Paris.", "Paris"),
+        ("- Paris", "Paris"), ("1. Paris", "Paris"), ("# Paris", "Paris"), ("C#", "c#"),
+    ],
+    "wrong": [
+        ("The answer is Paris, I think", "Paris"), ("Paris, Rome, Berlin", "Paris"),
+        ("Paris or Rome", "Paris"), ("Paris\nRome", "Paris"), ("Paris. Rome", "Paris"),
+        ("Paris. It is Rome", "Paris"), ("not Paris", "Paris"), ("It is not Paris", "Paris"),
+        (r"\boxed{Paris} \boxed{Rome}", "Paris"), ("Answer: Paris\nAnswer: Rome", "Paris"), ("3.5", "35"),
+        ("-5", "5"), (".5", "5"), ("f(x)", "fx"), (")(", "()"), ("the", "a"),
+        ("1,00", "100"), ("C++", "C#"), ("1. Rome", "1"),
+    ],
+    "unparsable": [("", "Paris"), ("<think>Paris", "Paris"), (r"\boxed{Paris", "Paris")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "expected"), [(c, o) for o, cases in EXACT.items() for c in cases])
+def test_kind_exact_finds_the_answer_and_believes_no_list(case: tuple[str, str], expected: str) -> None:
+    assert outcome("exact", *case) == expected
 
 
 def test_a_template_that_leaves_the_options_out_is_refused(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
 def test_the_pool_survives_its_fork_server(user_module: Path) -> None:
     with opened(USERS) as pool:
         assert pool._workers is not None
-        os.kill(pool._workers.fork_server.pid, signal.SIGKILL)
-        pool._workers.fork_server.wait()
+        os.kill(pool._workers.fork_server.process.pid, signal.SIGKILL)
+        pool._workers.fork_server.process.wait()
         first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
         assert first in ("crash", "correct") and second == "correct"
 
@@ -171,7 +171,7 @@ def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
         task = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
         assert pool._workers is not None
-        server = pool._workers.fork_server.pid
+        server = pool._workers.fork_server.process.pid
         children = Path(f"/proc/{server}/task/{server}/children")
         if children.exists():
             worker = int(children.read_text().split()[0])

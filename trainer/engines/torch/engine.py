@@ -15,16 +15,16 @@ In float32 on a CPU a completion's tokens and log-probs depend, bit for bit, on 
 alone, and not on what is generated beside it: a resumed run then goes on exactly as if nothing had happened.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -34,10 +34,12 @@ from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.sampling import sample, uniforms
 from trainer.engines.torch.slots import Slots
-from trainer.types import Completion, FinishReason, Request
+from trainer.models.lora import pushed_weights
+from trainer.types import PROMPT_SCORE, Completion, FinishReason, Request
 
 KEY_BLOCK = 16  # attended keys are a multiple of this: so a sum's order does not depend on other sequences
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
+SCORED_TOKENS = 64  # of a prompt that is scored, at a time: bounds the memory of their logits
 PREFILL_TOKENS = 4096  # in one step at most, a longer prompt alone: bounds memory and delay of new weights
 
 
@@ -169,6 +171,7 @@ class TorchEngine:
         shape = layers, 2, slots, heads, INITIAL_LENGTH, size
         self._cache = torch.zeros(shape, dtype=kv_dtype, device=self.device)
         self._kept: dict[str, Tensor] = {}  # KV of requests to be continued, the oldest first
+        self._prompt_scores: dict[str, NDArray[np.void]] = {}  # by request, until its completion ends
         self._fp32_logits = fp32_head
         self._head = head = self.model.get_output_embeddings()
         if fp32_head and head.weight.dtype != torch.float32 and self.device.type == "cpu":
@@ -213,21 +216,29 @@ class TorchEngine:
 
     @torch.inference_mode()
     def abort(self, request_ids: frozenset[str]) -> list[Completion]:
-        """End these requests; returns their partial completions, empty for waiting samples."""
+        """End these requests, and drop what is kept of them; returns their partial completions, empty for
+        waiting samples."""
+        for request_id in request_ids:
+            self._kept.pop(request_id, None)
         requests = enumerate(request for request, _ in self.slots.requests)
         partial = self._free([(slot, "abort") for slot, r in requests if r.request_id in request_ids])
         return partial + self._queue.abort(request_ids)
 
     @torch.no_grad()
     def update_weights(self, version: int, path: str) -> None:
-        """Copy a file's tensors into the parameters of these names; an empty path: only a new version."""
+        """Copy a file's weights (a model's, or LoRA's) into the parameters of these names, or those of the
+        model in a folder, whose files may have other names; an empty path: only a new version."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        if Path(path).is_dir() and path:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=self.model.dtype, use_safetensors=True)
+            for name, parameter in model.named_parameters():
+                parameters[name].copy_(parameter)
+        elif path:
+            for name, tensor in pushed_weights(path, self.device):
+                if name not in parameters:
+                    raise ValueError(f"{path} holds {name!r}, which this model does not have")
+                parameters[name].copy_(tensor)
         if path:
-            parameters = dict(self.model.named_parameters(remove_duplicate=False))
-            with safe_open(path, "pt") as file:
-                if unknown := set(file.keys()) - parameters.keys():
-                    raise ValueError(f"{path} holds {min(unknown)!r}, which this model does not have")
-                for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
-                    parameters[name].copy_(file.get_tensor(name))
             self._pack_weights()
         self.version = version
 
@@ -294,6 +305,11 @@ class TorchEngine:
             longest,
             tuple(prefills),
         )
+        requests = [x.samples.request for x in admitted for _ in range(x.samples.count)]
+        for request, last in zip(requests, last_tokens, strict=True):
+            if request.score_prompt:
+                before = hidden[last + 1 - len(request.prompt_ids) : last]
+                self._prompt_scores[request.request_id] = self._score(before, request.prompt_ids[1:])
         return torch.cat([hidden[len(ids) :], hidden[last_tokens]]) if last_tokens else hidden
 
     def _body(
@@ -321,6 +337,18 @@ class TorchEngine:
             return logits if bias is None else logits.add_(bias)
         return head(hidden.to(head.weight.dtype)).float()
 
+    def _score(self, hidden: Tensor, ids: tuple[int, ...]) -> NDArray[np.void]:
+        """PROMPT_SCORE (T,) of the tokens `ids` (T,), by the hidden states before them (T, H)."""
+        scores = np.zeros(len(ids), PROMPT_SCORE)
+        for first in range(0, len(ids), SCORED_TOKENS):
+            part = slice(first, first + SCORED_TOKENS)
+            logprobs = self._logits(hidden[part]).double().log_softmax(-1)
+            tokens = torch.tensor(ids[part], device=self.device)
+            scores["logprob"][part] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+            best, best_ids = logprobs.max(-1)
+            scores["best_id"][part], scores["best_logprob"][part] = best_ids.cpu().numpy(), best.cpu().numpy()
+        return scores
+
     def _sample(self, hidden: Tensor, first: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """A token of each sequence from slot `first` on, and its log-prob at the request's temperature."""
         temperature, key, count = (self.slots.column(x)[first:] for x in ("temperature", "key", "count"))
@@ -339,12 +367,16 @@ class TorchEngine:
         if not ended:
             return []
         completions = [self.slots.completion(slot, reason) for slot, reason in ended]
+        for i, c in enumerate(completions):
+            if c.request_id in self._prompt_scores:
+                completions[i] = replace(c, prompt_scores=self._prompt_scores.pop(c.request_id))
         cached = self.slots.newest(self.slots.active)[1]  # the newest token's is not there yet
         for slot, reason in ended:
             request, _ = self.slots.requests[slot]
-            if request.keep_kv and reason == "length":
+            if reason in request.keep_kv:
                 self._kept[request.request_id] = self._cache[:, :, slot, :, : int(cached[slot])].clone()
-        while len(self._kept) > self.slots.capacity:
+        # On a CPU none is dropped: a continuation's bits must not depend on what else is generated.
+        while self.device.type != "cpu" and len(self._kept) > self.slots.capacity:
             del self._kept[next(iter(self._kept))]
         moves = self.slots.free([slot for slot, _ in ended])
         sources, targets = (torch.from_numpy(x).to(self.device) for x in moves)

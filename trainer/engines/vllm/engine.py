@@ -108,7 +108,10 @@ class LocalVLLM(VLLM):
         flat = output.logprobs
         logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
         spans = [(span.start, span.end, span.version) for span in output.weight_versions or ()]
-        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason)
+        prompt_logprobs = [
+            {i: x.logprob for i, x in at.items()} for at in outputs.prompt_logprobs or () if at
+        ]
+        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason, prompt_logprobs)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         await self._llm.abort(sample_ids)
@@ -197,7 +200,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
     model = AutoConfig.from_pretrained(model_dir)
     engine = config.engine
     completion = engine.longest_completion()
-    prompt = max(task.data.max_prompt_tokens for task in config.tasks.values())
+    prompt = max(one.data.max_prompt_tokens for one in config.scored.values())
     length = min(model.max_position_embeddings, prompt + completion)
     transfer = engine.weight_push if engine.direct_push else FILE_TRANSFER
     if current_platform.is_cpu():

@@ -10,10 +10,11 @@ another has that one's salt: it goes on with the keys and values that are there.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,11 +29,12 @@ from trainer.engines.backend import (
     random_key,
     read_messages,
     run_engine,
+    weight_files,
 )
 from trainer.messages import Ack, Ready
 from trainer.roles import started
 from trainer.telemetry import Clock
-from trainer.types import Columns, Completion, FinishReason, Request
+from trainer.types import PROMPT_SCORE, Columns, Completion, FinishReason, Request
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -61,6 +63,7 @@ class Sample:
             "logprobs": 0,  # of the sampled token alone
             "flat_logprobs": True,
             "detokenize": False,
+            "prompt_logprobs": 1 if self.request.score_prompt else None,
         }
 
     def completion(
@@ -69,6 +72,7 @@ class Sample:
         logprobs: NDArray[np.float32],
         version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
         reason: str | None,
+        prompt: Sequence[Mapping[int, float]] = (),  # log-probs by position, from the second token on
     ) -> Completion:
         """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
         name, ids = self.request.request_id, np.asarray(token_ids, np.int32)
@@ -80,7 +84,12 @@ class Sample:
         versions = np.zeros(len(ids), np.int32)
         for start, end, version in version_spans:
             versions[start:end] = int(version)
-        return Completion(name, self.index, ids, logprobs, versions, REASONS[reason])
+        tops = [max(x.items(), key=itemgetter(1)) for x in prompt]
+        rows = [
+            (x[i], *top) for i, x, top in zip(self.request.prompt_ids[1:], prompt, tops, strict=bool(prompt))
+        ]
+        scores = np.array(rows, PROMPT_SCORE)
+        return Completion(name, self.index, ids, logprobs, versions, REASONS[reason], scores)
 
 
 class VLLM(Protocol):
@@ -186,7 +195,7 @@ class Scheduler:
                 self._stop("weight_update")
                 if not paused:
                     await self._vllm.pause(free_gpu=False)
-                await self._vllm.load(version, *filter(None, [path]))
+                await self._vllm.load(version, *weight_files(path))
                 self.version = version
                 if not paused:
                     await self._vllm.resume(free_gpu=False)
@@ -195,6 +204,8 @@ class Scheduler:
                 self._conn.send(Ack())
             case messages.Abort(request_ids):
                 self._ended += self._queue.abort(request_ids)
+                for request_id in request_ids:
+                    self._salts.pop(request_id, None)
                 self._send_completions()
                 self._aborted |= {s for s, r in self._running.items() if r.request_id in request_ids}
                 await self._vllm.abort(frozenset(self._aborted))
@@ -236,7 +247,7 @@ class Scheduler:
             raise divergence_error(self.version)
         del self._running[sample.id]
         self._aborted.discard(sample.id)
-        if completion.finish_reason != "length":
+        if completion.finish_reason not in request.keep_kv:
             self._salts.pop(request.request_id, None)
         self._activity.tokens += len(completion.token_ids)
         if not self._ended:  # completions that end with the same token are sent together

@@ -12,13 +12,13 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 
 from trainer.config import Config, ConfigError
+from trainer.engines.backend import weight_files
 from trainer.engines.vllm.engine import SECRET, with_rank_offset
 from trainer.engines.vllm.process import VLLM, Sample, run_vllm
 from trainer.messages import Event
@@ -48,7 +48,7 @@ def engine_main(
             if config.engine.weight_push == "nccl":
                 await vllm.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
             else:
-                await vllm.load(0, *map(str, sorted(Path(model_dir).glob("*.safetensors"))))
+                await vllm.load(0, *weight_files(model_dir))
             await vllm.resume()
         except BaseException:
             await vllm.close()
@@ -106,7 +106,10 @@ class RemoteVLLM(VLLM):
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
         logprobs[logprobs <= -9999] = -np.inf  # the server writes −9999 for −inf and NaN: JSON has neither
         spans = [(span["start"], span["end"], span["version"]) for span in choice["weight_versions"] or ()]
-        return sample.completion(choice["token_ids"] or (), logprobs, spans, choice["finish_reason"])
+        positions = [at for at in answer.get("prompt_logprobs") or () if at]
+        prompt_logprobs = [{int(i): x["logprob"] for i, x in at.items()} for at in positions]
+        ids, reason = choice["token_ids"] or (), choice["finish_reason"]
+        return sample.completion(ids, logprobs, spans, reason, prompt_logprobs)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix

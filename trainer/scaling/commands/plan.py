@@ -193,7 +193,7 @@ class Command(Plans, Assumptions, ReadCommand):
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("simulating", total=fits)
             return simulate(
-                prospect, sorted(budgets), evaluations, self.eval_cost, self.within, workers,
+                prospect, sorted(set(budgets)), evaluations, self.eval_cost, self.within, workers,
                 progress=lambda: bar.advance(task),
             )  # fmt: skip
 

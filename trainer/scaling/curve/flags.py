@@ -74,7 +74,7 @@ def flags_of(
     falling = any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
     flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
     drop = 0.0 if falling else _last_drop(data, sigmoid, outliers)
-    limit = f"a fifth of the rise from R0 ({FIFTH * rise:.3f})" if FIFTH * rise <= MAX_INTERVAL else "0.10"
+    limit = f"{FIFTH * rise:.3f}, a fifth of the rise from R0" if FIFTH * rise <= MAX_INTERVAL else "0.10"
     wide = f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
     raised = {
         "flat": flat,

@@ -53,6 +53,8 @@ class Options:
                 if option.default not in (None, False, (), MISSING) and "default" not in text:
                     text += f" (default: {as_typed(option.default)})"
                 default = {"required": True} if option.default is MISSING else {"default": option.default}
+                if option.default == ():
+                    default = {"default": [], "action": "extend"}  # so that it may be given again
                 place.add_argument(flag(option.name), help=text.replace("%", "%%"), **how, **default)
 
     @classmethod
@@ -99,7 +101,8 @@ def _within(limits: Range, kind: Callable[[str], float]) -> Callable[[str], floa
     def read(text: str) -> float:
         value = kind(text)
         if value not in limits:
-            raise argparse.ArgumentTypeError(f"{text} is out of range; expected {limits}")
+            finite = ", finite" * (not math.isfinite(value))
+            raise argparse.ArgumentTypeError(f"{text} is out of range; expected {limits}{finite}")
         return value
 
     read.__name__ = kind.__name__  # for argparse's message about what is no number

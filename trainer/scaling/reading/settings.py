@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.run_folder import EVALUATIONS
 from trainer.scaling.reading.columns import AT
 from trainer.scaling.reading.values import Row, is_known
 
@@ -22,6 +23,9 @@ NAMED = (  # rewards whose names say what was evaluated
 def settings_of(path: Path, reward: str, row: Row) -> dict[str, str]:
     """The settings in the config of our run folders, else in columns of these names or the reward's name."""
     config = path.parent / "config.yaml"
+    if evaluated := re.fullmatch(r"eval/([^/]+)/(.+)", reward):
+        later = path.parent / EVALUATIONS / evaluated[1] / "config.yaml"
+        config, reward = (later, f"eval/{evaluated[2]}") if later.is_file() else (config, reward)
     if path.name == "metrics.jsonl" and config.is_file():
         import yaml
 
@@ -39,16 +43,20 @@ def settings_of(path: Path, reward: str, row: Row) -> dict[str, str]:
 def of_config(config: Mapping[str, Any], reward: str) -> dict[str, str]:
     """The settings of one of our runs."""
     tasks, evaluation = config.get("mixture") or {"": config}, config.get("evaluation", {})
-    further = re.fullmatch(r"eval/(.+)/pass_rate", reward)  # of a further held-out set, or of a task
-    held_out = further and evaluation.get("sets", {}).get(further[1])
-    chosen = [tasks[further[1]]] if further and further[1] in tasks else tasks.values()
+    named = {**tasks, **evaluation.get("sets", {})}  # a further held-out set may be a source alone
+    name = max((n for n in named if n and reward.startswith(f"eval/{n}/")), key=len, default="")
+    one = named.get(name)
+    chosen = [one] if name and isinstance(one, Mapping) else list(tasks.values())
+    trained = chosen if name in tasks else tasks.values()
     datas = [task.get("data", {}) for task in chosen]
-    sets = (d.get("held_out_source") or f"{d.get('held_out')} prompts of {_source(d)}" for d in datas)
+    sets = (
+        d.get("held_out_source") or f"{d.get('held_out') or 'all'} prompts of {_source(d)}" for d in datas
+    )
     settings = {
         "model": config.get("model", {}).get("path"),
-        "data": " + ".join(map(_source, datas)),
-        "held-out set": held_out or " + ".join(sets),
-        "samples per prompt": evaluation.get("samples"),
+        "data": " + ".join(_source(task.get("data", {})) for task in trained),
+        "held-out set": one if isinstance(one, str) else " + ".join(sets),
+        "samples per prompt": chosen[0].get("samples") or evaluation.get("samples"),
         "scorer": " + ".join(str(task.get("verifier", {}).get("kind", "")) for task in chosen),
     }
     return {key: str(value) for key, value in settings.items() if value}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainer.config import ConfigError
+from trainer.run_folder import EVALUATIONS, RESULTS
 from trainer.scaling.reading.shapes import runs_of
 from trainer.scaling.reading.values import Row
 
@@ -21,7 +22,7 @@ EXPECTED = (
     "or verl's console log"
 )
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
-METRICS = "metrics.jsonl"
+METRICS = "metrics.jsonl"  # of our runs; beside it the results of `python -m trainer.evaluate`
 TRAINER_STATE = "trainer_state.json"
 OFFLINE = (
     "is W&B's own format: run `wandb sync` on its folder, then in Python "
@@ -51,7 +52,8 @@ def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
     elif "tfevents" in file.name:
         tables = {"": _events([file])}
     else:
-        tables = runs_of([_flat(row) for row in _rows(file)])
+        later = file.parent.glob(f"{EVALUATIONS}/*/{RESULTS}") if file.name == METRICS else ()
+        tables = runs_of([_flat(row) for part in (file, *sorted(later)) for row in _rows(part)])
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ConfigError(f"{path} is empty; {EXPECTED}")

@@ -42,6 +42,7 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
         "unit": runs[0].curve.unit,
         "reward": reward_title([r.reading.reward_column for r in runs]),
         "training": [{"title": title, "metrics": ms} for title, ms in TRAINING if not logged.isdisjoint(ms)],
+        "evaluations": sorted({name for r in runs if r.record for name in r.record.evaluations}),
         "reach": LINEAR_REACH * longest,
         "recipes": recipes,
         "runs": [_run(r, longest) | {"recipe": recipes.index(r.recipe)} for r in runs],
@@ -105,6 +106,7 @@ def _record(record: Record, predictable: bool) -> dict[str, Any]:
         "steps": [s["step"] for s in record.steps],
         "series": {m: v for m, v in series.items() if any(x is not None for x in v)},
         "forecasts": record.forecasts * predictable,
+        "evaluations": record.evaluations,
         "wall_s": record.wall_s,
         "lanes": [{"role": role, "shares": shares} for role, shares in record.lanes.items()],
     }

@@ -358,6 +358,26 @@
     return {figure, layers, x: {log: false}, y: {}, read, height: 150};
   }
 
+  // ---- checkpoints evaluated after training
+  function evaluationChart(name) {
+    const figure = document.createElement("figure"), caption = document.createElement("figcaption");
+    caption.textContent = name;
+    figure.append(caption);
+    document.getElementById("evaluations").append(figure);
+    const layers = data.runs.flatMap((run, i) => run.evaluations?.[name] ? [
+      {run: i, line: run.evaluations[name], style: "thin"},
+      {run: i, points: measured({points: run.evaluations[name]})},
+    ] : []);
+    const read = (x) => {
+      const rows = visible().filter(([run]) => run.evaluations?.[name]).map(([run, i]) => {
+        const p = nearest(run.evaluations[name], x, (q) => q[0]);
+        return [colour(i), `${label(i)}${rate(p[1])} ± ${rate(p[2])} at step ${p[3]}`];
+      });
+      return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
+    };
+    return {figure, layers, x: {log: false, label: axis, from: 0}, y: {clamp: [0, 1]}, read, height: 200};
+  }
+
   // ---- what each role did over time
   function lanes(root) {
     const run = data.runs[Number(root.dataset.lanes)];
@@ -415,6 +435,7 @@
     figure("efficiency").closest("details").addEventListener("toggle", () => draw(charts.find((c) => c.figure === figure("efficiency"))));
   }
   if (document.getElementById("training")) charts.push(...data.training.map(trainingChart));
+  if (document.getElementById("evaluations")) charts.push(...data.evaluations.map(evaluationChart));
   const laneCharts = [...document.querySelectorAll("[data-lanes]")].map(lanes);
   document.querySelectorAll("i[data-state]").forEach((i) => { i.style.background = stateColour(i.dataset.state); });
 

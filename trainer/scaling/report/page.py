@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
 from trainer.scaling.comparability import incomparable, warnings
 from trainer.scaling.compare import compare_fits, without_ranking
-from trainer.scaling.layout import amount
+from trainer.scaling.layout import Block, amount
 from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report.charts import as_script, budgets, chart_data, whiskers
@@ -35,9 +35,9 @@ def write_report(run_dir: Path) -> None:
     write([run_of_folder(run_dir)], run_dir / "report.html")
 
 
-def write(runs: Sequence[Run], out: Path, same_metric: bool = False) -> Path:
+def write(runs: Sequence[Run], out: Path, same_metric: bool = False, frontiers: Sequence[Block] = ()) -> Path:
     """Write the page of some runs."""
-    write_atomic(out, page(runs, same_metric))
+    write_atomic(out, page(runs, same_metric, frontiers))
     return out
 
 
@@ -51,41 +51,52 @@ def draw(runs: Sequence[Run], folder: Path, ending: str) -> list[Path]:
     return [curves, efficiency]
 
 
-def page(runs: Sequence[Run], same_metric: bool = False) -> str:
+def page(runs: Sequence[Run], same_metric: bool = False, frontiers: Sequence[Block] = ()) -> str:
     """The HTML of one or many runs. ConfigError if their units of compute differ.
 
-    `same_metric`: recipes are ranked whatever their rewards are called.
+    `same_metric`: recipes are ranked whatever their rewards are called. `frontiers`: of a sweep's axes.
     """
     unit = same_unit([r.curve for r in runs])
-    style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
+    style, script = (resource(f"page.{ending}") for ending in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["amount"] = amount
     ahead, names = budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
-    return environment.from_string(_resource("page.html")).render(
-        title=title_of(runs),
-        unit=unit,
-        confidence=f"{runs[0].fit.confidence:.0%}",
-        recipes=[
-            {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
-            for i, name in enumerate(names)
-        ],
-        compared=compared(runs, same_metric),
-        budgets=ahead,
-        style=Markup(style),
-        script=Markup(script),
-        script_digest=Markup(digest),
-        data=Markup(as_script(chart_data(runs))),
-        runs=views,
-        whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
-        forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
-        method=_resource("page.method.txt").strip().split("\n\n"),
-        made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
-        differing=differing([r.record.config if r.record else None for r in runs]),
+    return (
+        environment()
+        .from_string(resource("page.html"))
+        .render(
+            title=title_of(runs),
+            unit=unit,
+            confidence=f"{runs[0].fit.confidence:.0%}",
+            recipes=[
+                {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
+                for i, name in enumerate(names)
+            ],
+            compared=compared(runs, same_metric),
+            frontiers=frontiers,
+            budgets=ahead,
+            style=Markup(style),
+            script=Markup(script),
+            script_digest=Markup(digest),
+            data=Markup(as_script(chart_data(runs))),
+            runs=views,
+            whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
+            forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
+            method=resource("page.method.txt").strip().split("\n\n"),
+            made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
+            differing=differing([r.record.config if r.record else None for r in runs]),
+        )
     )
+
+
+def environment() -> Environment:
+    """Templates that escape everything; those of this folder can be imported."""
+    templates = Environment(
+        loader=PackageLoader("trainer.scaling", "report"), autoescape=True, undefined=StrictUndefined,
+        finalize=visible, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    templates.filters["amount"] = amount
+    return templates
 
 
 def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] | None:
@@ -160,7 +171,7 @@ def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, An
         "cost": compute_for_most(fit) if fit.identified else None,
         "cautions": cautions(fit) if fit.predictable else "",
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
-        "samples": [_sample(s) for s in record.samples] if record else [],
+        "samples": [sample_view(s) for s in record.samples] if record else [],
     }
 
 
@@ -174,15 +185,18 @@ def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
     return {**ledger["compute"], "unit": ledger["unit"], "roles": roles}
 
 
-def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    completions = []
-    for c in sample["completions"]:
+def sample_view(sample: Mapping[str, Any], shown: int | None = None) -> dict[str, Any]:
+    """A line of samples.jsonl for `samples.html`, with so many completions (None: all)."""
+    completions, everything = [], sample["completions"]
+    for c in everything[:shown]:
         more = len(c["text"]) - LONGEST_TEXT
         text = c["text"][:LONGEST_TEXT] + (f" … ({more:,} more characters)" if more > 0 else "")
         completions.append({**c, "text": text})
-    right = sum(c["outcome"] == "correct" for c in completions)
-    return {**sample, "completions": completions, "right": right}
+    right, more = sum(c["outcome"] == "correct" for c in everything), len(everything) - len(completions)
+    counts = {"right": right, "count": len(everything), "more": more}
+    return {"set": "", **sample, "completions": completions, **counts}
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """The text of a file in this folder."""
     return (files("trainer.scaling.report") / name).read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """One run of a report: its curve and fit, and for our own runs the files of the run folder."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
-from trainer.run_folder import origin
+from trainer.run_folder import EVALUATIONS, RESULTS, origin
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.forecast import backtest, error_at_2x
@@ -20,8 +21,10 @@ from trainer.scaling.reading.read import Reading, read_inputs
 SAMPLES = 12
 BINS = 120  # of the timeline
 MAX_STEPS = 300  # longer series are averaged over neighbours
+STEPS = {"learner/loss", "train/pass_rate"}  # keys of which a step has at least one
 
 
+Evaluations = dict[str, list[tuple[float, float, float, int]]]  # by NAME or NAME/SET: C, R, error, step
 Lanes = dict[str, dict[str, list[float]]]  # [role][state][i]: the state's share of the i-th bin of the run
 
 
@@ -37,6 +40,7 @@ class Record:
     samples: tuple[Mapping[str, Any], ...]
     config: str  # YAML
     warnings: tuple[tuple[int, str], ...]  # (step, what was wrong, or from which run this one began)
+    evaluations: Evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def read_record(folder: Path) -> Record:
     ledger, timeline, samples = (folder / n for n in ("ledger.json", "timeline.jsonl", "samples.jsonl"))
     spans = list(read_lines(timeline)) if timeline.is_file() else []
     rows = list(read_lines(folder / "metrics.jsonl"))
-    by_step = {r["step"]: r for r in rows if "train/pass_rate" in r}  # a resumed run repeats steps
+    by_step = {r["step"]: r for r in rows if r.keys() & STEPS}  # a resumed run repeats steps
     forecasts = [r for r in rows if "forecast/end" in r]
     return Record(
         steps=averaged([by_step[k] for k in sorted(by_step)]),
@@ -114,6 +118,19 @@ def read_record(folder: Path) -> Record:
             *((parent["step"], parent["text"]) for parent in [origin(folder)] if parent),
             *((r["step"], r[k]) for r in rows for k in r if k.startswith("warning/")),
         ),
+        evaluations=evaluations_of(folder),
+    )
+
+
+def evaluations_of(folder: Path) -> Evaluations:
+    """The pass rates that `python -m trainer.evaluate` has measured of the run's checkpoints."""
+    rows = [row for path in sorted(folder.glob(f"{EVALUATIONS}/*/{RESULTS}")) for row in read_lines(path)]
+    rows.sort(key=lambda row: row["step"])
+    return grouped(
+        (match[1], (row["compute/total"], row[key], row[f"{key}_se"], row["step"]))
+        for row in rows
+        for key in row
+        if (match := re.fullmatch("eval/(.+)/pass_rate", key))
     )
 
 

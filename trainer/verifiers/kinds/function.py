@@ -17,18 +17,7 @@ class Function(Verifier, kind=OWN):
     function: Callable[[str, Any, dict[str, Any]], Any]
 
     def load(self) -> None:
-        module, _, name = self.kind.partition(":")
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except Exception as e:  # the user's module may raise anything
-            raise ConfigError(
-                f"verifier.kind {self.kind}: cannot import it: {type(e).__name__}: {e}; the module must be "
-                f"in the current folder or on sys.path ({len(sys.path)} entries)"
-            ) from e
-        if not callable(function):
-            problem = f"{name} is {type(function).__name__}, expected a function"
-            raise ConfigError(f"verifier.kind {self.kind}: {problem}")
-        self.function = function
+        self.function = imported("verifier.kind", self.kind)
 
     def slow(self, completion: str, answer: Any, metadata: dict[str, Any]) -> Verdict:
         """A score of 1 is correct; a score below is a graded reward that counts as wrong in pass rates."""
@@ -36,3 +25,18 @@ class Function(Verifier, kind=OWN):
         if not 0.0 <= (score := float(value)) <= 1.0:
             raise ValueError(f"the score is {value!r}, expected a number from 0 to 1")
         return CORRECT if score == 1.0 else Verdict(score, "wrong")
+
+
+def imported(key: str, path: str) -> Callable[..., Any]:
+    """The function `module:function` that the user named under a key of the config."""
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as e:  # the user's module may raise anything
+        raise ConfigError(
+            f"{key} {path}: cannot import it: {type(e).__name__}: {e}; the module must be "
+            f"in the current folder or on sys.path ({len(sys.path)} entries)"
+        ) from e
+    if not callable(function):
+        raise ConfigError(f"{key} {path}: {name} is {type(function).__name__}, expected a function")
+    return function

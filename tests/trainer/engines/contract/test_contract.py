@@ -79,6 +79,26 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(engine: EngineProce
         assert np.abs(c.logprobs_gen - expected).max() <= 2e-5
 
 
+def test_a_prompt_s_tokens_are_scored_where_a_request_asks(engine: EngineProcess, tied_llama: str) -> None:
+    model, lengths = load(tied_llama), (1, 2, 70, 200)
+    scored = [
+        request(f"s{n}", p(n), temperature=0.5, max_tokens=3 + n % 4, score_prompt=True) for n in lengths
+    ]
+    plain = [request(f"p{n}", p(n), temperature=0.5, max_tokens=3 + n % 4) for n in lengths]
+    done = run(engine, lambda client: generate(client, *scored, *plain))
+    for n in lengths:
+        c, scores = done[f"s{n}", 0], done[f"s{n}", 0].prompt_scores
+        assert c.token_ids.tolist() == done[f"p{n}", 0].token_ids.tolist() and len(scores) == n - 1
+        assert len(done[f"p{n}", 0].prompt_scores) == 0
+        if n > 1:
+            expected = teacher_forced(model, p(n)[:1], p(n)[1:])
+            np.testing.assert_allclose(scores["logprob"], expected, atol=2e-5)
+            likeliest = teacher_forced(model, p(n)[:1], (*p(n)[1:-1], int(scores["best_id"][-1])))[-1]
+            assert scores["best_logprob"][-1] == pytest.approx(likeliest, abs=2e-5)
+            assert (scores["best_logprob"] >= scores["logprob"]).all()
+            assert ((scores["best_logprob"] == scores["logprob"]) == (scores["best_id"] == p(n)[1:])).all()
+
+
 def test_tokens_are_sampled_with_their_probabilities(engine: EngineProcess, tied_llama: str) -> None:
     n, prompt = 600, p(6)
     done = run(engine, lambda client: generate(client, request("draw", prompt, n=n, max_tokens=1)))
@@ -199,6 +219,24 @@ def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
             assert_logprobs(c, model, prompt)
 
 
+def test_the_weights_of_a_model_s_folder_are_loaded_whatever_their_dtype_and_number_of_files(
+    engine: EngineProcess, tied_llama: str, tmp_path: Path
+) -> None:
+    """As `python -m trainer.evaluate` pushes the checkpoints of a run, whose weights are FP32."""
+    old, new, prompt = load(tied_llama), load(tied_llama), p(30)
+    perturb(new, tmp_path / "new.safetensors")
+    new.save_pretrained(tmp_path / "checkpoint", max_shard_size="100KB")
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
+
+    async def pushed(client: EngineClient) -> Completion:
+        await engine.push(client, str(tmp_path / "checkpoint"))
+        after = await generate(client, request("after", prompt))
+        await engine.push(client, write(old, tmp_path / "old.safetensors"))
+        return after["after", 0]
+
+    assert_logprobs(run(engine, pushed), new, prompt)
+
+
 def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EngineProcess) -> None:
     free = run(engine, lambda c: generate(c, request("z", p(8), n=3, max_tokens=60)))
 
@@ -224,7 +262,7 @@ def test_a_continued_request_keeps_its_keys(engine: EngineProcess, tied_llama: s
 
     async def continued(client: EngineClient) -> tuple[list[int], Completion, Completion]:
         # 64 tokens have keys then, two of vLLM's blocks: it keeps whole ones.
-        thought = await generate(client, request("think", prompt, max_tokens=25, keep_kv=True))
+        thought = await generate(client, request("think", prompt, max_tokens=25, keep_kv=("length",)))
         ids = [*thought["think", 0].token_ids.tolist(), *phrase]
         await engine.push(client, path)
         after = (*prompt, *ids)

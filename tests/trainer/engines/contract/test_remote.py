@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 from engine_process import (
     START_S,
@@ -29,6 +30,7 @@ from engine_process import (
     prompt_of,
     request,
     settings,
+    teacher_forced,
     wait_until_gone,
 )
 from fakes import having
@@ -121,6 +123,9 @@ def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp
             stopped = await generate(client, stop)
             assert stopped["fresh", 0].finish_reason == "stop"
             assert stopped["fresh", 0].token_ids.tolist()[-1] in stops
+            scored = await generate(client, request("scored", prompt, score_prompt=True))
+            scores = scored["scored", 0].prompt_scores["logprob"]  # though the prefix is in its cache
+            np.testing.assert_allclose(scores, teacher_forced(new, prompt[:1], prompt[1:]), atol=2e-5)
             abort(engine.conn, "long")
             running = await long
             await client.pause()

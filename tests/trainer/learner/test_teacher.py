@@ -1,0 +1,100 @@
+"""Promises of on-policy distillation: a teacher scores the policy's tokens, by the formula."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import make_model as make_character_model
+from test_objective import groups, scores, settings
+from training import error, gradients_of_step, learner, oracle, plain_logprobs
+from transformers import AutoModelForCausalLM
+
+from trainer import cli
+from trainer.config import ConfigError, KLConfig
+from trainer.controller.batch import build_batch
+from trainer.controller.scores import to_score
+from trainer.types import TrainSequence
+
+TEACHER: dict[str, Any] = {"coefficient": 0.7, "estimator": "k1"}
+
+
+@pytest.mark.axis("objective.kl.place", "in_advantage", "as_advantage")
+@pytest.mark.parametrize(("place", "reward"), [("in_advantage", 1), ("as_advantage", 0)])
+def test_the_gradient_is_that_of_a_float64_loop(place: Any, reward: float, model_dir: str) -> None:
+    c = settings(kl=KLConfig(place=place, **TEACHER))
+    batch = build_batch(groups(), 1, c.objective, 0, scores())
+    metrics, gradients = gradients_of_step(learner(model_dir, c), batch)
+
+    raw = [(r, r.reward - np.mean([x.reward for x in g.rollouts])) for g in groups() for r in g.rollouts]
+    tokens = sum(int(r.sampled.sum()) for r, _ in raw)
+    plain, loop, gaps = [], {}, []
+    for s, (r, a), x in zip(to_score(groups()), raw, scores(), strict=True):
+        plain.append(replace(s, token_weights=(r.sampled / tokens).astype(np.float64)))
+        by_token = []
+        for t in range(len(r.token_ids)):
+            gap = float(r.logprobs_gen[t]) - float(x.logprobs_ref[t])
+            gaps += [gap] * bool(r.sampled[t])
+            by_token.append(reward * a - 0.7 * gap)
+        loop[id(plain[-1])] = torch.tensor(by_token, dtype=torch.float64)
+
+    def terms(s: TrainSequence, logp: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        ratio = (logp - torch.from_numpy(s.logprobs_gen.astype(np.float64))).exp().detach().clamp(max=1.3)
+        return -ratio * loop[id(s)] * logp
+
+    loss, exact = oracle(model_dir, plain, terms)
+    assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
+    assert error(gradients["policy"], exact) < 1e-5
+    assert batch.stats["kl/ref"] == pytest.approx(np.mean(gaps), rel=1e-5)
+
+
+def test_no_group_is_dropped_and_the_reward_s_norm_comes_first(model_dir: str) -> None:
+    equal = [replace(g, rollouts=tuple(replace(r, reward=1.0) for r in g.rollouts)) for g in groups()]
+    objective = settings(kl=KLConfig(place="in_advantage", **TEACHER), advantage_norm="batch").objective
+    assert objective.zero_variance == "drop"
+    assert len(build_batch(equal, 1, objective, 0, scores()).sequences) == 12
+    twice = [
+        replace(g, rollouts=tuple(replace(r, reward=2 * r.reward) for r in g.rollouts)) for g in groups()
+    ]
+    one, two = (build_batch(x, 1, objective, 0, scores()).sequences for x in (groups(), twice))
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a.advantages, b.advantages, rtol=1e-5)
+
+
+def test_the_teacher_is_a_model_of_its_own_and_the_policy_is_not_scored_again(models: dict[str, str]) -> None:
+    c = settings(kl=KLConfig(place="as_advantage", to=models["untied"], **TEACHER))
+    assert c.objective.needs_scores and not c.objective.needs_logprobs
+    one = learner(models["tied"], c)
+    teacher = AutoModelForCausalLM.from_pretrained(models["untied"], dtype=torch.float64)
+    sequences = to_score(groups())
+    for s, x in zip(sequences, one.score(sequences, c.objective.needs_logprobs), strict=True):
+        exact = plain_logprobs(teacher, s.prompt_ids, s.token_ids)
+        assert x.logprobs is None
+        np.testing.assert_allclose(x.logprobs_ref, exact.numpy(), atol=1e-5)
+    assert one.reference_parameters == sum(p.numel() for p in teacher.parameters()) > one.active_parameters
+
+
+def test_a_teacher_that_cannot_be_is_one_clear_line(model_dir: str, tmp_path: Path) -> None:
+    other = str(make_character_model(tmp_path / "other"))
+    for name, says in {
+        other: "tokenizer differs",
+        "/no/where": "objective.kl.to '/no/where': no such",
+    }.items():
+        with pytest.raises(ConfigError, match=says):
+            learner(model_dir, settings(kl=KLConfig(place="as_advantage", to=name, **TEACHER)))
+
+
+MISFITS = {
+    "--objective.kl.to=generator": "kl.place as_advantage needs kl.to initial or a model",
+    "--objective.kl.estimator=k3": "kl.place as_advantage takes .* expected estimator k1, given k3",
+    "--objective.loss=gspo": "gspo has one advantage a completion",
+    "--objective.zero_variance=resample": "resample replaces groups",
+}
+
+
+@pytest.mark.parametrize("flag", MISFITS)
+def test_settings_that_do_not_go_with_it_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=MISFITS[flag]):
+        cli.parse(["--recipe", "distill", flag])

@@ -1,0 +1,157 @@
+"""One episode: the model and an environment take turns until one of them, or a limit, ends it.
+
+The reward is the sum of the turns' rewards. An episode whose environment fails, or that got no reward at all,
+is dropped from loss and baseline (outcome `error` or `unscored`). With forced interruption the budget of
+thinking is that of the whole episode: in the turn that reaches it, the phrase lets the model answer.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from trainer.config import SetConfig, TaskConfig
+from trainer.controller.context import RolloutContext
+from trainer.controller.conversation import Turn as Message
+from trainer.controller.conversation import chat_turns, wrapped
+from trainer.controller.rewards import penalised
+from trainer.controller.turns import Turn, generate
+from trainer.environments.pool import EnvironmentFailure, Episode, Step
+from trainer.environments.rendering import ChatRendering, Rendering, TextRendering
+from trainer.types import Completion, FinishReason, Outcome, Prompt, Request, Rollout
+
+SEEDS = 1 << 16  # of one episode: one a turn
+
+
+async def play(ctx: RolloutContext, prompt: Prompt, request: Request, index: int, budget: int) -> Rollout:
+    """An episode of the prompt with at most `budget` tokens, before an interruption."""
+    task = ctx.config.scored[prompt.task]
+    request = replace(request, request_id=f"{request.request_id}.{index}", n=1)
+    request = replace(request, seed=(request.seed * 65_537 + index) * SEEDS)
+    async with ctx.environments[prompt.task].episode(request.evaluation) as environment:
+        one = _Episode(ctx, task, environment, rendering_of(ctx, prompt, task), budget)
+        first = await one.begin(prompt)
+        completion, sampled = await generate(ctx, request, first, one.respond) if first else _nothing(request)
+    (text,) = ctx.decode([completion.token_ids.tolist()])
+    outcome: Outcome = "correct" if (one.reward or 0.0) >= task.environment.threshold else "wrong"
+    outcome = "error" if one.error else "unscored" if one.reward is None else outcome
+    tokens, penalty = int(sampled.sum()), task.verifier.length_penalty
+    penalty_score = penalised(tokens, outcome, penalty)
+    return Rollout(
+        token_ids=completion.token_ids,
+        logprobs_gen=completion.logprobs_gen,
+        versions=completion.versions,
+        sampled=sampled,
+        text=text,
+        reward=(one.reward or 0.0) + sum(penalty_score.values()),
+        outcome=outcome,
+        truncated=one.truncated,
+        interrupted=one.interrupted,
+        scores={"environment": one.reward or 0.0} | penalty_score if penalty_score else {},
+        episode={
+            "turns": one.messages, "count": one.turns, "tool_calls": one.tool_calls,
+            "seconds": environment.seconds, "error": one.error,
+        },
+    )  # fmt: skip
+
+
+def rendering_of(ctx: RolloutContext, prompt: Prompt, task: TaskConfig | SetConfig) -> Rendering:
+    """The way to write this prompt's episodes as tokens: by the chat template if it is a conversation."""
+    turns = chat_turns(prompt.metadata, prompt.text, task.data)
+    if not turns:
+        return TextRendering(ctx.encode)
+
+    def template(messages: list[Message], tools: list[Any]) -> str:
+        return wrapped(ctx.tokenizer, messages, task.data, tools)
+
+    return ChatRendering(template, ctx.encode, turns, prompt.token_ids)
+
+
+def _nothing(request: Request) -> tuple[Completion, Any]:
+    """The completion of an episode that ended before the model's first turn."""
+    ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Completion(request.request_id, 0, ids, logprobs, ids, "abort"), np.zeros(0, np.bool_)
+
+
+@dataclass(slots=True)
+class _Episode:
+    """The state of an episode between its turns."""
+
+    ctx: RolloutContext
+    task: TaskConfig | SetConfig
+    environment: Episode
+    rendering: Rendering
+    budget: int
+    messages: list[Message] = field(default_factory=list)  # of both sides, for people
+    reward: float | None = None  # so far
+    used: int = 0  # tokens, also those that were injected
+    turns: int = 0  # of the model
+    tool_calls: int = 0
+    pending: list[int] = field(default_factory=list)  # ids of the model's present turn
+    forced: bool = False  # to answer
+    interrupted: bool = False
+    truncated: bool = False
+    error: str = ""
+
+    async def begin(self, prompt: Prompt) -> Turn | None:
+        """Start the environment; returns the first turn, or None if there is none."""
+        start = await self._ask(self.environment.start(prompt.metadata))
+        return self._turn(lambda: self.rendering.first(start), start) if start else None
+
+    async def respond(self, completion: Completion) -> Turn | None:
+        """Give the environment a turn of the model; returns the next one, or None at the end."""
+        interruption, settings = self.ctx.config.engine.interruption, self.task.environment
+        self.pending += completion.token_ids.tolist()
+        self.used += len(completion.token_ids)
+        (text,) = self.ctx.decode([self.pending])
+        spent = completion.finish_reason == "length" and self.used >= self.budget
+        if spent and interruption.enabled and not self.forced:
+            answering = bool(interruption.end_marker) and interruption.end_marker in text
+            phrase = () if answering else self.ctx.phrase_ids
+            self.pending += phrase
+            self.forced, self.interrupted = True, bool(phrase)
+            return Turn(phrase, interruption.answer_tokens)
+        message = self.rendering.message(text)
+        self.turns += 1
+        self.tool_calls += len(message.get("tool_calls", ()))
+        self.messages.append({**message, "content": text, "tokens": len(self.pending)})
+        if (step := await self._ask(self.environment.step(message))) is None:
+            return None
+        if step.reward is not None:
+            self.reward = (self.reward or 0.0) + step.reward
+            self.messages[-1]["reward"] = step.reward
+        if step.done or spent or self.forced or self.turns == settings.max_turns:
+            self.truncated = spent and not step.done
+            self.messages += step.messages
+            return None
+        pending, self.pending = self.pending, []
+        return self._turn(lambda: self.rendering.more(pending, step.messages), step)
+
+    def _turn(self, render: Callable[[], tuple[int, ...]], step: Step) -> Turn | None:
+        self.messages += step.messages
+        try:
+            injected = render()
+        except EnvironmentFailure as e:  # the chat template refuses
+            self.error = str(e)
+            return None
+        self.used += len(injected)
+        if (room := self.budget - self.used) <= 0:
+            self.truncated = True
+            if not self.turns:
+                self.error = f"the first messages take {self.used} of the episode's {self.budget} tokens"
+            return None
+        settings, last = self.task.environment, self.turns + 1 == self.task.environment.max_turns
+        goes_on: tuple[FinishReason, ...] = ("stop", "length")
+        if last:  # but for an interruption
+            goes_on = ("length",) if self.ctx.config.engine.interruption.enabled else ()
+        return Turn(injected, min(room, settings.turn_tokens or room), goes_on)
+
+    async def _ask(self, call: Awaitable[Step]) -> Step | None:
+        """The environment's answer; None if it fails."""
+        try:
+            with self.ctx.deadline.verification():
+                return await call
+        except EnvironmentFailure as e:
+            self.error = str(e)
+            return None

@@ -1,0 +1,84 @@
+"""`python -m trainer.evaluate`: the controller without a learner, which scores checkpoints.
+
+The engines start with the first checkpoint; the others are pushed to them as weights are in training.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+from trainer.controller.context import RolloutContext
+from trainer.controller.controller import Emit
+from trainer.controller.data import Dataset
+from trainer.controller.evaluate import evaluate
+from trainer.controller.process import alive, note, prepare, send_event
+from trainer.controller.rollout import sample_record
+from trainer.engines.protocol import EngineClient
+from trainer.messages import Replacement
+from trainer.roles import run_role
+from trainer.types import Group, Prompt, Rollout
+
+
+def evaluation_main(
+    config: Config, model_dir: str, engine_conns: Sequence[Connection], learner: None, start: dict[str, Any],
+    telemetry: Connection,
+) -> None:  # fmt: skip
+    """Entry of the spawned process, as that of the controller. `start`: `checkpoints` as (step, folder)."""
+
+    async def run() -> None:
+        with alive(telemetry), ExitStack() as stack:
+            emit = partial(send_event, telemetry)
+            ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit, held_out_only=True)
+            prompts = len(dataset.held_out) + sum(map(len, dataset.sets.values()))
+            work = asyncio.create_task(_evaluate_all(ctx, dataset, start["checkpoints"], emit))
+            loop = asyncio.get_running_loop()
+            loop.add_reader(telemetry.fileno(), _hear, telemetry, ctx, work)
+            emit("prompts", {"count": prompts})
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.result()
+            emit("done", {})
+
+    run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
+
+
+async def _evaluate_all(
+    ctx: RolloutContext, dataset: Dataset, checkpoints: Sequence[tuple[int, str]], emit: Emit
+) -> None:
+    """Score one checkpoint after the other; one that its run has deleted meanwhile is left out."""
+    for info in await ctx.engine.ready():
+        emit("ready", {"engine": info})
+    for i, (step, folder) in enumerate(checkpoints):
+        if i and not Path(folder).is_dir():
+            note(emit, f"{folder} was deleted meanwhile, so it is left out (logging.keep_at)")
+            continue
+
+        def report(name: str, prompt: Prompt, rollouts: list[Rollout], step: int = step) -> None:
+            group = Group(0, 0, prompt, tuple(rollouts))
+            emit("sample", sample_record(group, step) | {"set": name})
+
+        stage = f"evaluate: step {step}"
+        await ctx.deadline.wait_for(ctx.engine.update_weights(step, folder if i else ""), stage)
+        began = time.monotonic()
+        scores = await ctx.deadline.wait_for(evaluate(ctx, dataset, step, report), stage)
+        emit("eval", {"step": step, "seconds": time.monotonic() - began} | scores)
+
+
+def _hear(telemetry: Connection, ctx: RolloutContext, work: asyncio.Task[None]) -> None:
+    """Take in an engine that the launcher has restarted, or end, also if the launcher is dead."""
+    try:
+        message = telemetry.recv()
+    except (EOFError, OSError):
+        message = None
+    if isinstance(message, Replacement):
+        replacing = asyncio.ensure_future(ctx.engine.replace(EngineClient(message.conn, message.role)))
+        work.add_done_callback(lambda _: replacing.cancel())
+    else:
+        asyncio.get_running_loop().remove_reader(telemetry.fileno())
+        work.cancel()

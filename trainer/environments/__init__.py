@@ -1,0 +1,1 @@
+"""Environments that the model acts in over several turns: a process an episode, and what their turns add."""

@@ -1,0 +1,71 @@
+"""The process of one episode at a time, which the fork server forks: it hosts the user's class.
+
+    start(row)     -> messages, or (messages, tools)     before the model's first turn
+    step(message)  -> messages, reward, done             after each turn of the model
+    close()                                              optional; at the episode's end
+
+Each may be async. `row` is the data's row, a dict. A message is a dict with a role and a content, both text;
+`step` gets the model's, with role `assistant`. Messages may also be one text, a message of the user's. The
+reward is a number, or None: this turn has none. `tools` are OpenAI function schemas, for the chat template.
+"""
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.verifiers.code_runner import Channel
+from trainer.verifiers.fork_server import Serve
+from trainer.verifiers.kinds.function import imported
+from trainer.verifiers.sandbox import limit, lock_down
+
+
+def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float) -> Serve:
+    """Import the class; returns the work of a process, of so many CPU seconds at most."""
+    environment = environment_class(kind)
+
+    def serve(pool: Channel) -> None:
+        loop = asyncio.new_event_loop()  # it needs sockets
+        if not network:
+            limit(math.ceil(seconds))
+            lock_down()
+        asyncio.set_event_loop(loop)
+        instance: Any = None
+        while True:
+            name, argument = pool.receive()
+            try:
+                instance = environment(**options) if name == "start" else instance
+                pool.send({"result": _call(loop, instance, name, argument)})
+            except Exception as e:  # also of a result that is no JSON
+                pool.send({"error": _described(e)})
+
+    return serve
+
+
+def environment_class(kind: str) -> Callable[..., Any]:
+    """The user's class; ConfigError if it cannot be imported or is none."""
+    environment = imported("environment.kind", kind)
+    if missing := [name for name in ("start", "step") if not callable(getattr(environment, name, None))]:
+        expected = "a class with start(row) and step(message); see docs/environments.md"
+        raise ConfigError(f"environment.kind {kind}: it has no {missing[0]}; expected {expected}")
+    return environment
+
+
+def _described(error: Exception) -> str:
+    """The error and the user's line that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300] + where
+
+
+def _call(loop: asyncio.AbstractEventLoop, instance: Any, name: str, argument: Any) -> Any:
+    """The result of a function of the environment, be it async or not; `close` may be missing."""
+    if name == "close":
+        result = instance.close() if hasattr(instance, "close") else None
+    else:
+        result = getattr(instance, name)(argument)
+    return loop.run_until_complete(result) if inspect.isawaitable(result) else result
