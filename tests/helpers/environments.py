@@ -43,7 +43,7 @@ class Bad(Counter):
     """Does at its second turn what its row says."""
 
     def start(self, row: dict[str, Any]) -> Any:
-        self._fault, self._path = row["fault"], row.get("path", "/nowhere")
+        self._fault, self._path = row["fault"], row.get("path", "/dev/null")
         return ""
 
     def step(self, message: dict[str, Any]) -> Any:
@@ -65,7 +65,7 @@ class Bad(Counter):
             case "talks":
                 return [{"role": "user"}], 1.0, False
             case "writes":
-                Path(self._path).touch()
+                Path(self._path).open("a").close()
             case "nothing":
                 return None, 1.0, False
             case "huge":

@@ -119,7 +119,7 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
     assert asyncio.run(body()) == [("update_weights", {"i": i}) for i in range(3)]
 
 
-def test_the_engines_hear_of_weights_once_their_file_is_complete_and_not_before() -> None:
+def test_the_engines_hear_of_weights_once_their_file_is_complete_and_not_before(tmp_path: Path) -> None:
     async def body() -> None:
         pipe, log = Pipe(), list[str]()
 
@@ -130,18 +130,18 @@ def test_the_engines_hear_of_weights_once_their_file_is_complete_and_not_before(
         engine: Any = Reader()
         sync = WeightSync(EngineConfig(), engine, pipe.client, Deadline(5), lambda version: False)
         for version in (1, 2):
-            await sync.publish(StepDone(version, f"/nowhere/{version}", {}, written=False))
+            await sync.publish(StepDone(version, f"{tmp_path}/{version}", {}, written=False))
         pushed = asyncio.create_task(sync.push_newest())
         for version in (1, 2):
             await asyncio.sleep(0.05)
             assert not log
-            pipe.ours.send(Written(f"/nowhere/{version}"))
-        assert await pushed == (2, 2) and log == ["load 2 /nowhere/2"]
-        pipe.ours.send(Written("/nowhere/3", "cannot publish the weights"))
-        await sync.publish(StepDone(3, "/nowhere/3", {}, written=False))
+            pipe.ours.send(Written(f"{tmp_path}/{version}"))
+        assert await pushed == (2, 2) and log == [f"load 2 {tmp_path}/2"]
+        pipe.ours.send(Written(f"{tmp_path}/3", "cannot publish the weights"))
+        await sync.publish(StepDone(3, f"{tmp_path}/3", {}, written=False))
         with pytest.raises(ConfigError, match="cannot publish the weights"):
             await sync.push_newest()
-        await sync.publish(StepDone(4, "/nowhere/4", {}, written=False))
+        await sync.publish(StepDone(4, f"{tmp_path}/4", {}, written=False))
         dying = asyncio.create_task(sync.push_newest())
         await asyncio.sleep(0.05)
         pipe.ours.close()
