@@ -32,6 +32,15 @@ class Async(Counter):
         return None
 
 
+class Picky(Counter):
+    """Cannot be made without something to say."""
+
+    def __init__(self, turns: int = 3, say: str = "next") -> None:
+        super().__init__(turns, say)
+        if not say:
+            raise ValueError("say")
+
+
 class BadEnd(Counter):
     """Plays well, and cannot be closed."""
 
@@ -66,6 +75,8 @@ class Bad(Counter):
                 return [{"role": "user"}], 1.0, False
             case "writes":
                 Path(self._path).open("a").close()
+            case "prints":
+                print("two\nlines")
             case "nothing":
                 return None, 1.0, False
             case "huge":

@@ -80,7 +80,7 @@ def check_sources(config: Config) -> None:
         if one.data.map:
             imported("data.map", one.data.map)
         if one.environment.kind:
-            environment_class(one.environment.kind)
+            environment_class(one.environment.kind, one.environment.options)
 
 
 def check_source(source: str) -> None:

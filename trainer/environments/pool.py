@@ -21,6 +21,7 @@ from trainer.verifiers.fork_server import ForkServer
 MAX_REPLY = 4 << 20  # bytes of one reply
 MAX_EPISODES = 200  # of one process, one after the other; a fork costs some ms of CPU time
 MAX_BUSY_S = 300.0  # of one process, so that only an episode that overruns reaches its CPU limit
+MAX_NOTES = 5  # different failures, and 5 prints, that are said
 MAX_STARTUP_FAILURES = 50  # if the first 50 episodes all fail, the environment itself is wrong
 Message = dict[str, Any]
 
@@ -52,7 +53,9 @@ class EnvironmentPool:
         self._idle = list[int]()  # slots, each with a process that waits
         self._conns = dict[int, socket]()  # by slot
         self._used = dict[int, tuple[int, float]]()  # episodes and seconds of each slot's process
-        self._failures, self._first_failure, self._works = 0, "", False
+        self._failures, self._works = 0, False
+        self._said = dict[str, None]()  # different failures
+        self._prints = 0  # that were said
 
     @asynccontextmanager
     async def episode(self, evaluation: bool = False) -> AsyncIterator["Episode"]:
@@ -79,6 +82,7 @@ class EnvironmentPool:
                 self._renew(slot)
             self._idle.append(slot)
             self._count(one.error, reusable)
+            self._show(one.printed)
 
     def close(self) -> None:
         """End all processes."""
@@ -93,18 +97,26 @@ class EnvironmentPool:
         return slot
 
     def _count(self, error: str, works: bool) -> None:
-        """Report the first failure only: the metrics count all. ConfigError if there are no others."""
+        """Report the first different failures: metrics count all. ConfigError if there is nothing else."""
         self._works |= works
         if not error:
             return
-        self._failures, self._first_failure = self._failures + 1, self._first_failure or error
-        if self._failures == 1:
-            self._note(f"{error}; the episode is dropped (further failures are only counted)")
+        self._failures += 1
+        if error not in self._said and len(self._said) < MAX_NOTES:
+            self._said[error] = None
+            self._note(f"{error}; the episode is dropped (the same failure is only counted from now on)")
         if self._failures >= MAX_STARTUP_FAILURES and not self._works:
             raise ConfigError(
                 f"environment.kind {self._config.kind}: each of its first {MAX_STARTUP_FAILURES} episodes "
-                f"failed, the first by {self._first_failure}: correct the class"
+                f"failed, the first by {next(iter(self._said))}: correct the class"
             )
+
+    def _show(self, printed: str) -> None:
+        """Report the first prints of the user's functions, one of an episode."""
+        if printed.strip() and self._prints < MAX_NOTES:
+            self._prints += 1
+            text = " | ".join(printed.split("\n")).strip(" |")
+            self._note(f"environment {self._config.kind} printed: {text}")
 
 
 class Episode:
@@ -112,7 +124,7 @@ class Episode:
 
     def __init__(self, conn: socket, config: EnvironmentConfig) -> None:
         self._conn, self._config = conn, config
-        self.seconds, self.error = 0.0, ""
+        self.seconds, self.error, self.printed = 0.0, "", ""
 
     async def start(self, row: Mapping[str, Any]) -> Step:
         """The messages before the model's first turn, and the tools."""
@@ -163,8 +175,9 @@ class Episode:
         finally:
             self.seconds += time.monotonic() - began
         if not isinstance(reply, dict) or "result" not in reply:
-            error = reply.get("error") if isinstance(reply, dict) else reply
-            raise self._failure(f"{name} raised {str(error)[:400]}")
+            error = reply.get("error") if isinstance(reply, dict) else f"{name} sent {reply}"
+            raise self._failure(str(error)[:400])
+        self.printed += str(reply.get("printed", ""))
         return reply["result"]
 
     def _messages(self, name: str, messages: Any) -> tuple[Message, ...]:

@@ -7,10 +7,13 @@
 Each may be async. `row` is the data's row, a dict. A message is a dict with a role and a content, both text;
 `step` gets the model's, with role `assistant`. Messages may also be one text, a message of the user's. The
 reward is a number, or None: this turn has none. `tools` are OpenAI function schemas, for the chat template.
+Text that they print travels with the reply.
 """
 
 import asyncio
+import contextlib
 import inspect
+import io
 import math
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,10 +26,12 @@ from trainer.verifiers.fork_server import Serve
 from trainer.verifiers.kinds.function import imported
 from trainer.verifiers.sandbox import limit, lock_down
 
+MAX_PRINTED = 2000  # characters of one call's prints
+
 
 def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float) -> Serve:
     """Import the class; returns the work of a process, of so many CPU seconds at most."""
-    environment = environment_class(kind)
+    environment = environment_class(kind, options)
 
     def serve(pool: Channel) -> None:
         loop = asyncio.new_event_loop()  # it needs sockets
@@ -37,21 +42,33 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
         instance: Any = None
         while True:
             name, argument = pool.receive()
+            call = name
             try:
-                instance = environment(**options) if name == "start" else instance
-                pool.send({"result": _call(loop, instance, name, argument)})
+                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                    if name == "start":
+                        call = "__init__"
+                        instance = environment(**options)
+                        call = name
+                    result = _call(loop, instance, name, argument)
+                pool.send({"result": result, "printed": printed.getvalue()[:MAX_PRINTED]})
             except Exception as e:  # also of a result that is no JSON
-                pool.send({"error": _described(e)})
+                pool.send({"error": f"{call} raised {_described(e)}"})
 
     return serve
 
 
-def environment_class(kind: str) -> Callable[..., Any]:
-    """The user's class; ConfigError if it cannot be imported or is none."""
+def environment_class(kind: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The user's class; ConfigError if it cannot be imported, is none, or does not take the options."""
     environment = imported("environment.kind", kind)
     if missing := [name for name in ("start", "step") if not callable(getattr(environment, name, None))]:
         expected = "a class with start(row) and step(message); see docs/environments.md"
         raise ConfigError(f"environment.kind {kind}: it has no {missing[0]}; expected {expected}")
+    signature = inspect.signature(environment)
+    try:
+        signature.bind(**options)
+    except TypeError as e:
+        takes = ", ".join(signature.parameters) or "none"
+        raise ConfigError(f"environment.options: {kind} {e}; it takes {takes}") from e
     return environment
 
 

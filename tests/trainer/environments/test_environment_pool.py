@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError, EnvironmentConfig
-from trainer.environments.pool import MAX_STARTUP_FAILURES, EnvironmentFailure, EnvironmentPool, Step
+from trainer.environments.pool import (
+    MAX_NOTES,
+    MAX_STARTUP_FAILURES,
+    EnvironmentFailure,
+    EnvironmentPool,
+    Step,
+)
 
 USER = {"role": "user", "content": "next"}
 SAYS = {"role": "assistant", "content": "hello"}
@@ -89,7 +95,20 @@ def test_a_fault_costs_one_episode_and_says_which(fault: str, text: str) -> None
     error, good = with_pool(work, notes, kind="environments:Bad", turn_s=0.5)
     assert error.startswith(f"environment environments:Bad: {text}")
     assert good[-1].done and [step.reward for step in good] == [None, 1.0, 2.0, 3.0]
-    assert notes == [f"{error}; the episode is dropped (further failures are only counted)"]
+    assert notes == [f"{error}; the episode is dropped (the same failure is only counted from now on)"]
+
+
+def test_different_failures_are_said_once_each_and_so_is_what_an_environment_prints() -> None:
+    async def work(pool: EnvironmentPool) -> None:
+        for fault in ("raises", "lies", "raises", "lies"):
+            await failure(pool, fault)
+        for _ in range(9):
+            await play(pool, {"fault": "prints"}, turns=2)
+
+    notes: list[str] = []
+    with_pool(work, notes, kind="environments:Bad")
+    assert ["raised KeyError" in note for note in notes[:2]] == [True, False]
+    assert notes[2:] == ["environment environments:Bad printed: two | lines"] * MAX_NOTES
 
 
 def test_the_episode_has_a_deadline_over_all_its_calls() -> None:
@@ -127,12 +146,24 @@ def test_no_more_episodes_are_open_than_there_are_processes() -> None:
         ("nowhere:Class", "environment.kind nowhere:Class: cannot import it"),
         ("environments:nothing", "environment.kind environments:nothing: cannot import it"),
         ("trainer.config:Config", "it has no start; expected a class with start(row) and step(message)"),
+        (
+            "environments:Bad",
+            "unexpected keyword argument 'patience'; it takes turns, say",
+        ),
     ],
 )
 def test_what_is_no_environment_is_refused(kind: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"environment\.kind") as error:
-        with_pool(lambda pool: asyncio.sleep(0), kind=kind)
+    with pytest.raises(ConfigError, match=r"environment\.") as error:
+        with_pool(lambda pool: asyncio.sleep(0), kind=kind, options={"patience": 3})
     assert text in str(error.value)
+
+
+def test_a_class_that_cannot_be_made_is_said_to_be_that() -> None:
+    options = {"turns": 1, "say": None}
+    text = with_pool(lambda pool: failure(pool, ""), kind="environments:Picky", options=options)
+    assert text.startswith(
+        "environment environments:Picky: __init__ raised ValueError: say (environments.py:"
+    )
 
 
 def test_a_close_that_fails_costs_no_episode() -> None:
