@@ -3,48 +3,12 @@
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from chat_templates import CHATML, FORGETS, INST, LLAMA, tokenizer
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller.conversation import chat_turns, wrapped
 from trainer.environments.pool import EnvironmentFailure, Step
 from trainer.environments.rendering import ChatRendering, TextRendering
-
-CHATML = """{% if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>
-{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-LLAMA = """<s>{% for m in messages %}<|head|>{{ m.role }}<|/head|>
-
-{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|/head|>
-
-{% endif %}"""
-INST = """<s>{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}<|im_end|>{% else %}[INST] \
-{{ m.content }} [/INST]{% endif %}{% endfor %}"""
-# Qwen3's way: thinking is left out of earlier turns.
-FORGETS = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content.split('</think>')[-1] }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-SPECIAL = ["<pad>", "<unk>", "<s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>"]
-
-
-def tokenizer(template: str) -> Any:
-    """One token a character, and the special ones."""
-    characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    tokens = Tokenizer(
-        models.WordLevel({t: i for i, t in enumerate([*SPECIAL, *characters])}, unk_token="<unk>")
-    )
-    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokens.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>"
-    )
-    made.add_special_tokens({"additional_special_tokens": SPECIAL[2:]})
-    made.chat_template = template
-    return made
 
 
 def rendering(template: str, config: DataConfig | None = None) -> tuple[ChatRendering, Any]:

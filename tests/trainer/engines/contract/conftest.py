@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_process import SHAPE, EngineProcess, need_vllm
+from random_episodes import VOCABULARY
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 
@@ -53,3 +54,10 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     config = Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False)
     return saved(tmp_path_factory.mktemp("moe"), 2, config)
+
+
+@pytest.fixture(scope="session")
+def letters_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """For the tokenizer of random episodes."""
+    shape = SHAPE | {"vocab_size": VOCABULARY, "initializer_range": 0.1}
+    return saved(tmp_path_factory.mktemp("letters"), 3, LlamaConfig(**shape, tie_word_embeddings=True))
