@@ -60,7 +60,7 @@ CEILINGS = {
     "engines": 1_646,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
-    "launcher": 1_699,  # 26 LoRA; 2 the entry of the HTTP server
+    "launcher": 1_713,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     "learner": 2_346,
@@ -68,11 +68,11 @@ CEILINGS = {
     "environments": 368,
     "verifiers": 1_398,  # 3 a fork server for environments, too
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
-    "scaling": 5_723,  # 97 the frontier over an axis, 29 evaluations of a run
+    "scaling": 5_737,  # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn
     "evaluate": 412,
     "serve": 492,  # an HTTP server over the engine pool
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 24_542,
+    "tests": 24_944,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

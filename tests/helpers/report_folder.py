@@ -22,6 +22,18 @@ HOSTILE = (
     "\ud800 alone",  # in JSON: "\ud800"
     "x" * 300,
 )
+_CALL = {"type": "function", "function": {"name": f"add{HOSTILE[1]}", "arguments": "{}"}}
+EPISODE = {
+    "text": "all turns", "reward": -0.75, "outcome": "error", "tokens": 21, "count": 2, "tool_calls": 1,
+    "seconds": 0.125, "error": f"step raised {HOSTILE[0]}",
+    "turns": [
+        {"role": "user", "content": f"begin {HOSTILE[0]}"},
+        {"role": "assistant", "content": f"call {HOSTILE[1]}", "tokens": 5, "reward": 0.25,
+         "tool_calls": [_CALL]},
+        {"role": "tool", "content": HOSTILE[6] * 20},
+        {"role": "assistant", "content": HOSTILE[6], "tokens": 9, "reward": -1.0},
+    ],
+}  # fmt: skip
 
 
 def write_run(folder: Path, lr: float = 1e-5) -> Path:
@@ -86,7 +98,7 @@ def _sample(step: int) -> dict[str, object]:
         for i, text in enumerate(HOSTILE)
     ]
     texts = {"prompt": HOSTILE[step % len(HOSTILE)], "answer": HOSTILE[0]}
-    return {"step": step, **texts, "completions": completions}
+    return {"step": step, **texts, "completions": [*completions, EPISODE]}
 
 
 def _lines(path: Path, rows: list[dict[str, object]]) -> None:

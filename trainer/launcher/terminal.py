@@ -228,8 +228,9 @@ class LiveView(View):
             lines[0].append(f" of step {self._sample.get('step', '?')}, {completion.get('outcome', '')}")
             prompt = printable(str(self._sample.get("prompt", ""))[-width // 2 :].strip())
             lines[0].append(f", reward {reward:+.3g}  {prompt}")
-            text = Text(printable(str(completion.get("text", ""))[: width * count]))
-            text.stylize("green" if reward > 0 else "red")
+            text, style, room = Text(), "green" if reward > 0 else "red", width * count
+            for turn in completion.get("turns", [{"content": completion.get("text", ""), "tokens": 0}]):
+                text.append(printable(str(turn["content"])[:room]), style if "tokens" in turn else "dim")
             lines += text.wrap(self.console, width, overflow="fold")[:count]
         return lines + [Text()] * (count + 1 - len(lines))
 
@@ -256,6 +257,11 @@ def facts(state: RunState, unit: str) -> list[tuple[str, str]]:
         ("reward", show("train/reward", "{:+.3f}")),
         ("pass rate", show("train/pass_rate", "{:.3f}")),
         ("effective", show("train/effective_prompts", "{:g} prompts")),
+        ("turns", show("environment/turns", "{:.1f} an episode")),
+        (
+            "environment",
+            show("environment/seconds", "{:.2g} s" + show("environment/error", ", {:.0%} failed")),
+        ),
         ("lag", show("lag/mean", "{:.2f}" + show("lag/max", " (max {:g})"))),
         ("entropy", show("learner/entropy", "{:.3f} nats")),
         ("engine", show("engine/tokens_per_s", rate + show("idle/engine", idle))),

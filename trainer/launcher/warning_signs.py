@@ -1,8 +1,8 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, a value network that does not
-learn after 20), and again only after a step without it. The limits are far from what healthy runs show; that
-of truncation is the paper's (arXiv 2510.13786: runs above 10 % became unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards after 5, a value
+network that does not learn after 20), and again only after a step without it. The limits are far from what
+healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above 10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -55,6 +55,14 @@ SIGNS = {
         lambda value, first: value < COLLAPSED * first,
         "the entropy has fallen from {first:.2g} to {value:.2g} nats: completions are hardly sampled any "
         "more. Lower learner.lr, raise objective.max_ratio or clip_high, or add an entropy bonus",
+    ),
+    "signal": Sign(
+        "train/effective_prompts",
+        lambda value, first: value == 0,
+        "for {steps} steps in a row no prompt had two different rewards, so nothing is learned. If all are "
+        "right (train/all_right), the task is solved; else take easier prompts, a model that is right "
+        "sometimes (python -m trainer.evaluate), more completions_per_prompt, or a reward for a part",
+        in_a_row=5,
     ),
     "truncation": Sign(
         "train/truncated",

@@ -114,6 +114,22 @@ def test_the_live_view_shows_what_matters() -> None:
     assert "ceiling not yet identified" in frame(view)
 
 
+def test_an_episode_is_shown_with_its_turns_seconds_and_failures() -> None:
+    turns = [{"content": "4\n", "tokens": 2}, {"content": HOSTILE}, {"content": "6\n", "tokens": 2}]
+    view, out = live(100, 40), StringIO()
+    episodes = {"environment/turns": 2.5, "environment/seconds": 0.0123, "environment/error": 0.25}
+    view.update(STEP | episodes)
+    view.sample({"completions": [{"reward": 1.0, "turns": turns}]})
+    assert re.search(r"turns +2.5 an episode", frame(view))
+    assert re.search(r"environment +0.012 s, 25% failed", frame(view))
+    assert "4 ⏎ [red]boom[/red]" in frame(view) and "last6 ⏎" in frame(view)
+    make_view(CONFIG, "core-hours", stream=out).update(STEP | episodes)
+    make_view(CONFIG, "core-hours", stream=out).update(STEP)
+    lines = out.getvalue().splitlines()
+    assert ", turns 2.5 an episode, environment 0.012 s, 25% failed, lag 0.50" in lines[0]
+    assert "episode" not in lines[1] and "environment" not in lines[1]
+
+
 @pytest.mark.parametrize("fed", FED)
 def test_the_plain_log_has_no_escape_codes(fed: list[dict[str, Any]]) -> None:
     out = StringIO()

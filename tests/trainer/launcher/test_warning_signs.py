@@ -7,8 +7,12 @@ import pytest
 from trainer.launcher.warning_signs import SIGNS, Guards
 
 # Steps 1, 13 and 25 of `--recipe tiny`.
-NAMES = ("ratio/ess", "ratio/mean", "kl/k3", "learner/entropy", "train/truncated")
-STEPS = (1.0, 1.0, 0.0, 0.84, 0.0), (0.998, 1.0004, 1e-3, 0.722, 2e-3), (0.998, 0.9999, 1e-3, 0.638, 0.0)
+NAMES = ("ratio/ess", "ratio/mean", "kl/k3", "learner/entropy", "train/truncated", "train/effective_prompts")
+STEPS = (
+    (1.0, 1.0, 0.0, 0.84, 0.0, 9),
+    (0.998, 1.0004, 1e-3, 0.722, 2e-3, 9),
+    (0.998, 0.9999, 1e-3, 0.638, 0.0, 1),
+)
 HEALTHY: list[dict[str, Any]] = [dict(zip(NAMES, values, strict=True)) for values in STEPS]
 WRONG = {
     "skipped": {"learner/skipped_steps": 1.0},
@@ -16,6 +20,7 @@ WRONG = {
     "ratio": {"ratio/mean": 1.4},
     "kl": {"kl/k3": 0.2},
     "entropy": {"learner/entropy": 0.02},
+    "signal": {"train/effective_prompts": 0.0},
     "truncation": {"train/truncated": 0.14},
     "repetition": {"train/repetitive": 0.5},
     "value": {"critic/explained_variance": 0.0007},
@@ -33,7 +38,8 @@ def test_a_sign_is_reported_once_when_it_has_held_and_again_after_a_pause(name: 
     n = SIGNS[name].in_a_row
     rows = [healthy] * 5 + [healthy | WRONG[name]] * (n + 3) + [healthy] + [healthy | WRONG[name]] * n
     reported = [i for i, row in enumerate(rows) if name in guards.check(row)]
-    assert reported == [5 + n - 1, 5 + n + 3 + n] and n == {"skipped": 1, "value": 20}.get(name, 3)
+    assert reported == [5 + n - 1, 5 + n + 3 + n]
+    assert n == {"skipped": 1, "signal": 5, "value": 20}.get(name, 3)
 
 
 def test_a_warning_says_what_was_found_and_what_to_do() -> None:

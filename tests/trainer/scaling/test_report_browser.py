@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_folder import HOSTILE, LAW, report_run, write_run
+from report_folder import EPISODE, HOSTILE, LAW, report_run, write_run
 
 from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.report.page import page
@@ -246,7 +246,7 @@ def luminance(colour: str) -> float:
 def test_dark_and_light_have_their_paper_and_readable_ink(opened: Any) -> None:
     papers = {}
     colour = "(x) => getComputedStyle(x)[x.closest('svg') ? 'fill' : 'color']"
-    least = dict.fromkeys(("body", ".note", ".warn", ".chart text"), 4.5)
+    least = dict.fromkeys(("body", ".note", ".warn", ".injected pre", ".chart text"), 4.5)
     least |= dict.fromkeys((f".swatch.c{run}" for run in range(3)), 3.0)  # lines and marks
     for scheme in ("light", "dark"):
         tab = opened("three", color_scheme=scheme)
@@ -285,6 +285,24 @@ def test_hostile_text_does_nothing_and_is_shown(opened: Any) -> None:
     texts = tab.locator(".samples li pre").all_text_contents()
     assert texts[:4] == list(HOSTILE[:4])
     assert tab.title() == "a<b>"
+
+
+def test_an_episode_is_shown_turn_by_turn_with_the_environments_words_set_apart(opened: Any) -> None:
+    tab = opened("one", viewport={"width": 1280, "height": 900})
+    tab.locator(".samples summary").first.click()
+    episode = tab.locator(".samples li", has_text="environment 0.12 s").first
+    begin, call, result, last = (turn["content"] for turn in EPISODE["turns"])
+    cut = f"{result[:1000]} … (5,000 more characters)"
+    assert episode.locator("pre").all_text_contents() == [begin, call, cut, last]
+    assert episode.locator(".injected pre").all_text_contents() == [begin, cut]
+    assert [box["left"] for box in boxes(tab, ".samples li:last-child > pre")[:2]] == [
+        box["left"] - 32 for box in boxes(tab, ".samples li:last-child > .injected pre")[:2]
+    ]
+    assert episode.locator("small").all_text_contents() == [
+        "environment", f"reward +0.25 · 5 tokens · calls add{HOSTILE[1]}", "tool", "reward -1 · 9 tokens",
+        "error · reward -0.75 · 21 tokens · 2 turns · environment 0.12 s",
+    ]  # fmt: skip
+    assert episode.locator(".warn").all_text_contents() == [EPISODE["error"]]
 
 
 def test_without_javascript_the_numbers_stand(opened: Any) -> None:

@@ -22,6 +22,11 @@ TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Entropy, nats", {"learner/entropy": "entropy"}),
     ("Truncated completions, share", {"train/truncated": "truncated"}),
     ("Length, tokens", {"train/length_mean": "mean", "train/length_max": "longest"}),
+    ("Episodes, turns", {"environment/turns": "turns", "environment/tool_calls": "tool calls"}),
+    (
+        "Episodes that failed, share",
+        {"environment/error": "failed", "environment/unscored": "without a reward"},
+    ),
     ("Lag, weight versions", {"lag/mean": "mean", "lag/max": "largest"}),
     ("Ratio ρ = π_train / π_gen", {"ratio/mean": "mean", "ratio/max": "largest"}),
     ("Share of ρ beyond its bound", {"ratio/truncated": "beyond"}),

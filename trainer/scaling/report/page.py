@@ -27,7 +27,7 @@ from trainer.scaling.tables import parts
 from trainer.scaling.text import answers, cautions, compute_for_most
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
-LONGEST_TEXT = 4000  # characters of a completion
+LONGEST_TEXT, LONGEST_TURN = 4000, 400  # characters of a completion; at least so many of each turn
 
 
 def write_report(run_dir: Path) -> None:
@@ -187,14 +187,27 @@ def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
 
 def sample_view(sample: Mapping[str, Any], shown: int | None = None) -> dict[str, Any]:
     """A line of samples.jsonl for `samples.html`, with so many completions (None: all)."""
-    completions, everything = [], sample["completions"]
-    for c in everything[:shown]:
-        more = len(c["text"]) - LONGEST_TEXT
-        text = c["text"][:LONGEST_TEXT] + (f" … ({more:,} more characters)" if more > 0 else "")
-        completions.append({**c, "text": text})
+    everything = sample["completions"]
+    completions = [{**c, "text": _cut(c["text"], LONGEST_TEXT)} for c in everything[:shown]]
+    for c in completions:
+        if turns := c.get("turns"):  # of an episode
+            most = max(LONGEST_TURN, LONGEST_TEXT // len(turns))
+            c["turns"] = [
+                {"reward": None, "tool_calls": (), **turn} | _turn_view(turn, most) for turn in turns
+            ]
     right, more = sum(c["outcome"] == "correct" for c in everything), len(everything) - len(completions)
     counts = {"right": right, "count": len(everything), "more": more}
     return {"set": "", **sample, "completions": completions, **counts}
+
+
+def _turn_view(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
+    sampled = turn["role"] == "assistant" and "tokens" in turn
+    return {"content": _cut(turn["content"], most), "sampled": sampled}
+
+
+def _cut(text: str, most: int) -> str:
+    more = len(text) - most
+    return text[:most] + (f" … ({more:,} more characters)" if more > 0 else "")
 
 
 def resource(name: str) -> str:
