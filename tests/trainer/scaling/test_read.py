@@ -255,9 +255,13 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
     ("a.csv", "step,reward\n,.2\n,.3\n1,.4\n", [], "row 1 has a reward, but no row up to it has 'step'"),
     ("a.csv", "step,reward,se\n1,.2,-1\n", [], "row 1: 'se' is '-1'; expected a standard error"),
     ("a.csv", "step,reward,se\n1,.2,\n2,.2,.1\n", [], "row 1: 'se' is ''"),
-    ("a.csv", "step,reward\n1,.2\n2,-.5\n", [], "row 2: 'reward' is -.5; expected 0 to 1; if it is on "
-     "another scale, give --reward-range -1 1"),
-    ("a.csv", "step,reward\n1,20\n", [], "give --reward-range 0 100"),
+    ("a.csv", "step,reward\n1,.2\n2,-.5\n", [], "row 2: 'reward' is -.5; expected 0 to 1; it goes "
+     "from -0.5 to 0.2: give the lowest and the highest reward that are possible, --reward-range LOW HIGH, "
+     "such as -1 1"),
+    ("a.csv", "step,reward\n1,20\n", [], "give --reward-range 0 100 (it goes up to 20)"),
+    ("a.csv", "step,reward\n1,-1.5\n2,2.5\n", [], "row 1: 'reward' is -1.5; expected 0 to 1; it goes from "
+     "-1.5 to 2.5: give the lowest and the highest reward that are possible, --reward-range LOW HIGH, such "
+     "as -2 3"),
     ("a.csv", "step,reward\n1,2\n", ["--reward-range", -1, 1], "row 1: 'reward' is 2; expected -1 to 1"),
     ("a.csv", "step,reward\n1,.2\n", ["--reward-range", 1, 0], "expected the lowest reward, then"),
     ("a.csv", "step,reward\n1,.2\n", ["--r0", 2], "--r0 2: expected a reward from 0 to 1"),

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from trainer.config import ConfigError
 
 HELD_OUT = r"(?:eval|evaluation|val|valid|validation|test|held_?out)"
+TRAINED = r"(?:train|training|rollouts?)"
 SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
 AT = r"(?:@|_at_)"  # verl replaces @ for MLflow
 HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
@@ -17,7 +18,9 @@ HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
 )
 PLAIN_REWARD = rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"  # value: TensorBoard's CSV
 TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
-TRAINED_BESIDE = r"(?:.+/)?(?:(?:policy_|pg_)?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
+TRAINED_BESIDE = (
+    r"(?:.+/)?(?:(?:policy_|pg_|training )?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
+)
 STEPS = (
     r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
     r"train(?:ing)?_step", r"iteration",
@@ -94,6 +97,18 @@ def reward_column(columns: Sequence[str], choice: str | None) -> str:
         why, candidates = "no column is recognized as a reward", list(columns)
     comma = "," if "if you" in why else ";"
     raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}{input_alone}")
+
+
+def training_reward(columns: Sequence[str], reward: str) -> str:
+    """A note if a reward is that of the training batches, or may be: its name is not that of a held-out one.
+    Empty for a pass rate or an accuracy without loss or the like beside it, as of one's own table."""
+    if _is_held_out(reward):
+        return ""
+    if matching(TRAINING, [reward]) or any(matching(TRAINED_BESIDE, columns)):
+        return f"R is {reward!r}, by its name the reward of the training batches, not of held-out prompts."
+    if re.search("reward|score", reward, re.IGNORECASE):
+        return f"R is {reward!r}, whose name does not say that the prompts are held out."
+    return ""
 
 
 def alike(reward: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import ConfigError
+from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.layout import short_names
 from trainer.scaling.reading import columns as names
@@ -114,14 +115,25 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
         reward = options.reward_column
         with_reward = {run for run, rows in tables.items() if names.reward_columns(_columns(rows), reward)}
         prefix = f"{file}/" if file == path.parent else f"{path}: "
-        readings = [
-            _reading(f"{prefix}{run}" if run else str(path), path, file, rows, options)
-            for run, rows in tables.items()
-            if run in with_reward or not with_reward
-        ]
+        chosen = [run for run in tables if run in with_reward or not with_reward]
+        trained = names.matching(names.TRAINED, chosen) if names.matching(names.HELD_OUT, chosen) else []
+        readings = {
+            run: _reading(f"{prefix}{run}" if run else str(path), path, file, tables[run], options)
+            for run in chosen
+            if run not in trained
+        }
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
-    return readings
+    short = [run for run, reading in readings.items() if len(reading.curve.points) < MIN_POINTS]
+    if len(short) == len(readings):
+        short = []
+    left_out = {
+        f"Rows of the training batches, which are left out ({file}/NAME reads them)": trained,
+        f"Runs of fewer than {MIN_POINTS} evaluations, which are left out": short,
+    }
+    notes = [f"{what}: {', '.join(map(repr, runs))}." for what, runs in left_out.items() if runs]
+    first, *others = (reading for run, reading in readings.items() if run not in short)
+    return [replace(first, notes=(*notes, *first.notes)), *others]
 
 
 def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOptions) -> Reading:
@@ -148,7 +160,8 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
         error_source = f"binomial, of {options.samples:g} samples"
     elsewhere = file not in (path, path.parent, path / "metrics.jsonl")
     chosen = () if options.reward_column else _about_reward(columns, reward)
-    notes = (*([f"Read from {file}."] if elsewhere else ()), *chosen, *log.notes)
+    kind = names.training_reward(columns, reward)
+    notes = (*([f"Read from {file}."] if elsewhere else ()), *chosen, *([kind] if kind else ()), *log.notes)
     settings = settings_of(file, reward, rows[0])
     return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings, path)
 
@@ -180,7 +193,7 @@ def _points(
             raise ConfigError(f"row {i + 1}: {cell}; expected a standard error, at least 0")
         r, se = options.to_unit(float(rewards[i])), float(errors[i]) / (high - low)
         if not -ROUNDING <= r <= 1 + ROUNDING:
-            expected = _expected(r, log.rows[i], log.reward, options)
+            expected = _expected(rewards, log.rows[i], log.reward, options)
             raise ConfigError(f"row {i + 1}: {log.reward!r} is {log.rows[i][log.reward]}; {expected}")
         r = min(1.0, max(0.0, r))
         points.append(
@@ -189,15 +202,21 @@ def _points(
     return points
 
 
-def _expected(reward: float, row: Row, column: str, options: ReadOptions) -> str:
-    """The expected range and the remedy for a reward that is not between 0 and 1."""
+def _expected(rewards: Values, row: Row, column: str, options: ReadOptions) -> str:
+    """The expected range and the remedy where not all rewards are between 0 and 1."""
     if options.rescales:
         low, high = options.reward_range
         return f"expected {low:g} to {high:g} (--reward-range)"
     if parts := names.summed(row, column):
         return f"expected 0 to 1; it is a sum: set --reward-column to one of {', '.join(parts)}"
-    likely = "-1 1" if -1 <= reward < 0 else "0 100" if 1 < reward <= 100 else "LOW HIGH"
-    return f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
+    low, high = float(np.nanmin(rewards)), float(np.nanmax(rewards))
+    likely = f"{min(0, math.floor(low))} {max(1, math.ceil(high))}"
+    if low >= 0 and 10 < high <= 100:
+        return f"expected 0 to 1; if it is in percent, give --reward-range 0 100 (it goes up to {high:g})"
+    return (
+        f"expected 0 to 1; it goes from {low:g} to {high:g}: give the lowest and the highest "
+        f"reward that are possible, --reward-range LOW HIGH, such as {likely}"
+    )
 
 
 def _merged(points: Sequence[EvalPoint], log: Log) -> list[EvalPoint]:

@@ -1,16 +1,22 @@
 """Tables of several runs, or of one metric per row, as one table of metrics for each run."""
 
-from trainer.scaling.reading.values import Row, is_known
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+from trainer.scaling.reading.columns import COMPUTE, matching
+from trainer.scaling.reading.values import Row, is_known, is_text
 
 METRIC = ("metric", "metric_name", "key", "tag")  # long tables, as of MLflow and tbparse
 RUN = ("run id", "run_id", "run_uuid", "run", "run_name", "run name", "seed")
 NAME = ("name", "run_name", "run name")
+LABEL = r"condition|label|name|recipe|exp(?:eriment)?|variant|config|setting|group|trial|arm|model|method"
 
 
 def runs_of(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows by the name of the run, "" if there is one."""
     rows = _wide(rows)
-    return _charted(rows) or _by_run(rows) or {"": rows}
+    return _charted(rows) or _by_run(rows) or _by_label(rows) or {"": rows}
 
 
 def _wide(rows: list[Row]) -> list[Row]:
@@ -52,6 +58,35 @@ def _by_run(rows: list[Row]) -> dict[str, list[Row]]:
         if 1 < len(runs) <= len(rows) / 2:
             return {prefix + run: part for run, part in runs.items()}
     return {}
+
+
+def _by_label(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows by the value of a column of text, or of a name like `label`, that explains why measurements of
+    a step come again: most of a run's are in another run, too, and few come again within a run."""
+    columns = dict.fromkeys(c for row in rows for c in row)
+    first = {c: next((r[c] for r in rows if is_known(r.get(c))), None) for c in columns}
+    step = next((c for name, _ in COMPUTE for c in matching(name, columns)), None)
+    labels = [c for c in columns if matching(LABEL, [c]) or is_text(first[c])]
+    best: dict[str, list[Row]] = {}
+    for label in labels if step else ():
+        parts: dict[str, list[Row]] = {}
+        for row in rows:
+            parts.setdefault(str(row.get(label)), []).append(row)
+        if len(best) < len(parts) <= len(rows) / 2:
+            cells = [_cells(part, str(step), labels) for part in parts.values()]
+            once = [set(chain.from_iterable(part)) for part in cells]
+            runs = Counter(chain.from_iterable(once))  # in how many of the parts a measurement is
+            shared = max(sum(any(runs[c] > 1 for c in row) for row in part) / len(part) for part in cells)
+            total = sum(map(len, chain.from_iterable(cells)))
+            if shared >= 1 / 2 and total - sum(map(len, once)) <= (total - len(runs)) / 2:
+                best = parts
+    return best if len(best) > 1 else {}
+
+
+def _cells(rows: Sequence[Row], step: str, labels: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """The step and the column of all that each row has measured."""
+    known = ([c for c, v in row.items() if c != step and c not in labels and is_known(v)] for row in rows)
+    return [[(str(row.get(step)), c) for c in cells] for row, cells in zip(rows, known, strict=True)]
 
 
 def _lower(rows: list[Row]) -> dict[str, str]:

@@ -14,12 +14,13 @@ from typing import Any, cast
 
 from trainer.config import ConfigError
 from trainer.run_folder import EVALUATIONS, RESULTS
+from trainer.scaling.reading.console import console, notebook
 from trainer.scaling.reading.shapes import runs_of
 from trainer.scaling.reading.values import Row
 
 EXPECTED = (
-    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export, TensorBoard events "
-    "or verl's console log"
+    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export, TensorBoard events, "
+    "verl's or TRL's console log or a notebook"
 )
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 METRICS = "metrics.jsonl"  # of our runs; beside it the results of `python -m trainer.evaluate`
@@ -30,9 +31,6 @@ OFFLINE = (
     "json.dumps(row) + '\\n' for row in rows)`, and give run.jsonl"
 )
 WALL_TIME = "wall_time"  # of the last event of a row, in seconds since 1970
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of a console
-STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
-VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
 
 
 def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
@@ -159,8 +157,8 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _any(text: str) -> list[Row]:
-    """A file that may be any text: verl's console log, JSON, JSON lines or a table."""
-    if rows := _console(text):
+    """A file that may be any text: a console log, JSON, JSON lines or a table."""
+    if rows := console(text):
         return rows
     if text[:1] in ("[", "{"):
         return _json(text) if text[:1] == "[" else _json_lines(text)
@@ -168,15 +166,6 @@ def _any(text: str) -> list[Row]:
         if ((rows := _table(text)) and len(rows[0]) > 1) or not text.strip():
             return rows
     raise ValueError("it is neither a table nor a log with lines of metrics")
-
-
-def _console(text: str) -> list[Row]:
-    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` of verl, among any other output."""
-    rows = []
-    for step, metrics in STEP.findall(COLOURS.sub("", text)):
-        pairs = (VALUE.fullmatch(part) for part in metrics.split(" - "))
-        rows.append({"step": int(step), **{p[1]: float(p[2]) for p in pairs if p}})
-    return [row for row in rows if len(row) > 1]
 
 
 def _table(text: str) -> list[Row]:
@@ -236,6 +225,7 @@ READERS: dict[str, Callable[[str], list[Row]]] = {
     **dict.fromkeys((".csv", ".tsv"), _table),
     **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
     ".json": _json,
+    ".ipynb": notebook,
 }
 
 

@@ -24,6 +24,14 @@ def is_known(cell: Any) -> bool:
     return cell is not None and cell != "" and cell == cell
 
 
+def is_text(cell: Any) -> bool:
+    """True if a cell holds text that is no number, date or percentage."""
+    try:
+        return isinstance(cell, str) and _parse(cell, False, 1.0) is None
+    except ValueError:
+        return True
+
+
 def numbers(rows: Sequence[Row], column: str, percent: float = 1.0) -> Values:
     """A column; NaN where a cell is empty or not finite. `percent`: what 1% is.
 

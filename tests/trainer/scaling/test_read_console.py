@@ -1,0 +1,98 @@
+"""Promises of what trainers print: TRL's dicts among progress bars, verl's first validation, notebooks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.logs import pairs, reading_of, readings_of, start_of
+
+from trainer.config import ConfigError
+
+# As `transformers.Trainer` calls its own callback: 12 steps, a log every 2, an evaluation every 4.
+PRINTS = """
+from types import SimpleNamespace
+from tqdm.auto import tqdm
+from transformers.trainer_callback import ProgressCallback
+list(tqdm(range(3), desc="Loading checkpoint shards"))
+state = SimpleNamespace(is_world_process_zero=True, max_steps=12, global_step=0)
+bar = ProgressCallback()
+bar.on_train_begin(None, state, None)
+for step in range(1, 13):
+    state.global_step = step
+    bar.on_step_end(None, state, None)
+    if step % 2 == 0:
+        logs = {"loss": float("nan"), "reward": .9, "total_flos": 1, "epoch": step / 12}
+        bar.on_log(None, state, None, logs)
+    if step % 4 == 0:
+        for _ in range(5):
+            bar.on_prediction_step(None, state, None, eval_dataloader=[0] * 5)
+        bar.on_log(None, state, None, {"eval_loss": 0.0, "eval_reward": step / 100, "epoch": step / 12})
+        bar.on_evaluate(None, state, None)
+bar.on_log(None, state, None, {"train_runtime": 99.0, "epoch": 1.0})
+bar.on_train_end(None, state, None)
+"""
+
+
+def test_transformers_dicts_among_progress_bars_are_read_with_their_steps(tmp_path: Path) -> None:
+    """Printed by the callback of the installed transformers."""
+    log = tmp_path / "train.log"
+    with log.open("w") as file:
+        subprocess.run([sys.executable, "-c", PRINTS], stdout=file, stderr=file, check=True)
+    reading = reading_of(log)
+    assert pairs(reading.curve) == [(4, 0.04), (8, 0.08), (12, 0.12)]
+    assert reading.reward_column == "eval_reward" and reading.curve.unit == "steps"
+    assert len(reading_of(log, "--reward-column", "reward").curve.points) in (3, 6)
+
+
+def test_older_dicts_are_read_and_without_bars_nothing_is_made_up(tmp_path: Path) -> None:
+    line = "{{'loss': 0.0, 'grad_norm': nan, 'eval_reward': {}, 'epoch': {}}}\n"
+    bars = [f" {i}%|#   | {i}/9 [00:01<00:02,  1.2s/it]\r" for i in range(10)]
+    log = tmp_path / "a.txt"
+    log.write_text(
+        "INFO {'lr': 1}\n" + "".join(bars[i] + line.format(i / 10, i) + bars[i] for i in (3, 6, 9))
+    )
+    assert pairs(reading_of(log).curve) == [(3, 0.3), (6, 0.6), (9, 0.9)]
+    log.write_text("".join(line.format(i / 10, i) for i in (3, 6, 9)))
+    with pytest.raises(ConfigError, match=r"no column is recognized as compute; set --compute-column"):
+        reading_of(log)
+    assert pairs(reading_of(log, "--compute-column", "epoch").curve) == [(3, 0.3), (6, 0.6), (9, 0.9)]
+
+
+def test_verls_validation_before_step_1_is_R0(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    steps = "".join(f"step:{i} - val/test_score/gsm8k:{0.2 + i / 100} - actor/lr:1e-6\n" for i in range(1, 7))
+    log.write_text(
+        f"(pid=1) Initial validation metrics: {{'val/test_score/gsm8k': np.float64(0.125)}}\n{steps}"
+    )
+    reading = reading_of(log)
+    assert start_of(reading.curve) == 0.125 and pairs(reading.curve)[0] == (1, pytest.approx(0.21))
+
+
+def notebook(path: Path, *tables: list[float]) -> Path:
+    """Cells with the tables that transformers shows in a notebook, between others."""
+    outputs = []
+    for rewards in tables:
+        lines = "".join(f"<tr>\n<td>{i}</td><td>0.0</td><td>{r}</td></tr>" for i, r in enumerate(rewards, 1))
+        head = "<tr><th>Step</th><th>Training Loss</th><th>reward</th></tr>"
+        html = f"<p>2/2</p><table border=1><thead>{head}</thead><tbody>{lines}</tbody></table>"
+        outputs.append({"data": {"text/html": [html[:40], html[40:]], "text/plain": ["<IPython>"]}})
+    other = {"data": {"text/html": "<table><tr><th>name</th></tr><tr><td>x</td></tr></table>"}}
+    cells = [{"cell_type": "markdown"}, *({"outputs": [other, {"name": "stdout"}, one]} for one in outputs)]
+    path.write_text(json.dumps({"cells": cells}))
+    return path
+
+
+def test_a_notebooks_tables_are_read_and_several_are_runs(tmp_path: Path) -> None:
+    rising = [i / 10 for i in range(1, 8)]
+    path = notebook(tmp_path / "a.ipynb", rising)
+    with pytest.raises(ConfigError, match=r"of the training batches, set --reward-column to one of rew"):
+        reading_of(path)
+    assert pairs(reading_of(path, "--reward-column", "reward").curve) == list(enumerate(rising, 1))
+    path = notebook(path, rising, [0.5] * 2, rising[::-1])
+    first, last = readings_of(path, "--reward-column", "reward")
+    assert (first.curve.name, last.curve.name) == (f"{path}: table 1", f"{path}: table 3")
+    assert pairs(last.curve)[0] == (1, 0.7)
+    with pytest.raises(ConfigError, match="is empty"):
+        reading_of(notebook(tmp_path / "b.ipynb"))
