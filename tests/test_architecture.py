@@ -68,8 +68,8 @@ CEILINGS = {
     "environments": 368,
     "verifiers": 1_398,  # 3 a fork server for environments, too
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
-    # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn, 134 tables of any shape,
-    # consoles and notebooks
+    # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
+    # 134 tables of any shape, consoles and notebooks
     "scaling": 5_871,
     "evaluate": 412,
     "serve": 492,  # an HTTP server over the engine pool
