@@ -65,7 +65,7 @@ CEILINGS = {
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     "learner": 2_346,
     "models": 334,  # 141 LoRA's files, merge
-    "environments": 368,
+    "environments": 415,
     "verifiers": 1_398,  # 3 a fork server for environments, too
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,

@@ -19,11 +19,11 @@ def rows(count: int = 4000, most: int = 7) -> Iterator[dict[str, Any]]:
 class Guess:
     """The model has so many guesses; the answer to each is `+` (it is higher), `-` (lower) or `=`.
 
-    The reward is 1 at the right guess. A guess that earlier answers exclude costs `cost`, and so does what is
-    no number, whose answer is `*`. So the best reward is 1, and from .5 on the number was found."""
+    The reward is 1 at the right guess. The answer to what is no number from 1 to `most` is `*`, and it costs
+    `cost`. So the best reward is 1, and from .5 on the number was found."""
 
     def __init__(self, guesses: int = 3, most: int = 7, cost: float = 0.1) -> None:
-        self._left, self._low, self._high, self._cost = guesses, 1, most, cost
+        self._left, self._most, self._cost = guesses, most, cost
 
     def start(self, row: dict[str, Any]) -> str:
         self._secret = int(row["secret"])
@@ -35,11 +35,6 @@ class Guess:
         guess = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
         if guess == self._secret:
             return "=\n", 1.0, True
-        if guess is None:
+        if guess is None or not 1 <= guess <= self._most:
             return "*\n", -self._cost, self._left == 0
-        reward = 0.0 if self._low <= guess <= self._high else -self._cost
-        if guess < self._secret:
-            self._low = max(self._low, guess + 1)
-        else:
-            self._high = min(self._high, guess - 1)
-        return "+\n" if guess < self._secret else "-\n", reward, self._left == 0
+        return "+\n" if guess < self._secret else "-\n", 0.0, self._left == 0

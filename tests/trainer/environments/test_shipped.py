@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from trainer.environments import calculator, guess
+from trainer.environments import calculator, guess, search
 
 
 def says(text: str) -> dict[str, str]:
@@ -28,12 +28,12 @@ def test_binary_search_always_finds_the_number_and_no_question_betrays_it() -> N
         assert (sign, sum(rewards)) == ("=\n", 1.0)
 
 
-def test_a_guess_that_cannot_be_right_costs_something() -> None:
-    one = guess.Guess(guesses=5)
+def test_what_is_no_number_of_the_range_costs_something() -> None:
+    one = guess.Guess(guesses=6)
     one.start({"secret": 3})
-    assert one.step(says("x\n")) == one.step(says("9" * 5000)) == ("*\n", -0.1, False)
-    assert one.step(says("4")) == ("-\n", 0.0, False)
-    assert one.step(says("5")) == ("-\n", -0.1, False)
+    for text in ("x\n", "9" * 5000, "0", "8"):
+        assert one.step(says(text)) == ("*\n", -0.1, False)
+    assert one.step(says("7")) == ("-\n", 0.0, False)
     assert one.step(says("2")) == ("+\n", 0.0, True)
 
 
@@ -63,3 +63,28 @@ def test_without_the_calculator_brackets_are_a_wrong_answer() -> None:
 )
 def test_the_calculator_computes_sums_and_products_alone(expression: str, expected: str) -> None:
     assert calculator.value(expression) == expected
+
+
+def test_two_searches_answer_every_question_and_no_question_betrays_its_answer() -> None:
+    rows = list(search.rows())
+    assert len({row["question"] for row in rows}) == len(rows) > 300
+    for row in rows:
+        question = row["question"].rstrip().splitlines()[-1]
+        name, kind = question.split()[-2], question.split()[2]
+        one = search.Search()
+        assert one.start(row) == "" and row["answer"] not in question
+        first, reward, done = one.step(says(f"[{name} lives]"))
+        assert (reward, done) == (None, False) and first.startswith(f"={name} lives in ")
+        second, _, _ = one.step(says(f"[{kind} of {first.split()[-1]}"[:-1] + "]="))
+        answer = second.split()[-1].removesuffix(".")
+        assert not second.startswith("=") and one.step(says(f"A: {answer}\n")) == ("", 1.0, True)
+        assert one.step(says(f"A: {name}")) == one.step(says(answer)) == ("", 0.0, True)
+    assert search.search("zzz") == search.search("") == "nothing"
+
+
+def test_without_the_search_brackets_are_a_wrong_answer() -> None:
+    row = next(search.rows(tool=False))
+    assert "[" not in row["question"]
+    one = search.Search(tool=False)
+    one.start(row)
+    assert one.step(says("[mayor]")) == ("", 0.0, True) and one.step(says(f"A: {row['answer']}"))[1] == 1.0
