@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from small import MAIN, metrics, run
 
 from trainer.controller.journal import records
+from trainer.evaluate.__main__ import main as evaluate
 from trainer.jsonl import read_lines
 
 STEPS = 4
@@ -37,6 +38,13 @@ def test_episodes_are_in_metrics_samples_and_journal(unbroken: Path) -> None:
     assert [turn["role"] for turn in turns[:2]] == ["assistant", "user"]
     finished = [r for r in records(unbroken / "journal") if "finished" in r]
     assert len(finished) == STEPS * 8 and all(len(r["episode"]) == 4 for r in finished)
+
+
+def test_pages_of_run_and_evaluation_show_episodes_turn_by_turn(unbroken: Path, tmp_path: Path) -> None:
+    asked = [*MAIN, f"{unbroken}@{STEPS}", "--out", str(tmp_path / "again")]
+    run(asked, tmp_path, main=evaluate)
+    for page in (unbroken / "report.html", tmp_path / "again" / "report.html"):
+        assert '<div class="injected"><small>environment</small><pre>' in page.read_text()
 
 
 def test_a_branch_and_a_replay_are_bit_for_bit_the_run(unbroken: Path, tmp_path: Path) -> None:
