@@ -13,6 +13,8 @@ VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
+OPENENV_PY := .venv-openenv/bin/python
+OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
 .PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
@@ -82,13 +84,20 @@ test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine an
 	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
-test-environments: setup-tests $(CLIENTS_STAMP)  ## trainer.serve with the real openai, lm-eval and verifiers (minutes; not in CI)
+test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes; not in CI)
 	SIGMOID_RL_PYTHON=$(CURDIR)/$(PY) HF_HUB_OFFLINE=1 $(CLIENTS_PY) -P -m pytest -q -c /dev/null --rootdir=. \
 		--confcutdir=tests/environments -p no:cacheprovider tests/environments/serve_clients.py
+	SIGMOID_RL_VERIFIERS=$(CURDIR)/$(CLIENTS_PY) SIGMOID_RL_OPENENV=$(CURDIR)/$(OPENENV_PY) \
+		PYTHONPATH=tests/environments $(PY) -m pytest -q tests/environments/third_parties.py
 
 $(CLIENTS_STAMP): requirements/clients.txt
 	test -x $(CLIENTS_PY) || $(PYTHON) -m venv .venv-clients
 	$(CLIENTS_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/clients.txt
+	@touch $@
+
+$(OPENENV_STAMP): requirements/openenv.txt
+	test -x $(OPENENV_PY) || $(PYTHON) -m venv .venv-openenv
+	$(OPENENV_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/openenv.txt
 	@touch $@
 
 lint: setup-tests  ## ruff and mypy

@@ -41,6 +41,23 @@ class Picky(Counter):
             raise ValueError("say")
 
 
+class Where(Counter):
+    """Says in lines what its interpreter is, what was prepared in which process, and the paths of modules."""
+
+    prepared = ""
+
+    def __init__(self, word: str = "") -> None:
+        super().__init__()
+
+    @classmethod
+    def prepare(cls, word: str = "") -> None:
+        cls.prepared += f"{word} {os.getpid()}"
+
+    def start(self, row: dict[str, Any]) -> Any:
+        paths = os.environ["PYTHONPATH"].split(os.pathsep)
+        return "\n".join([os.environ.get("OTHER", "no"), self.prepared, *paths])
+
+
 class BadEnd(Counter):
     """Plays well, and cannot be closed."""
 

@@ -12,6 +12,8 @@ class EnvironmentConfig:
     """Your class `module:Class` with start, step and close (docs/environments.md): a completion is then an episode of several turns, whose reward is the sum of the environment's. Empty: one answer, which `verifier` scores."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class."""
+    python: str = ""
+    """Interpreter of the environment's processes, such as `.venv-verifiers/bin/python`, for packages that cannot stand beside the trainer's. It needs NumPy. Empty: the trainer's own."""
     max_turns: PositiveInt = 8
     """The model's turns in one episode at most. Its tokens, with those that the environment adds, are limited by engine.max_new_tokens."""
     turn_tokens: NonNegativeInt = 0

@@ -116,12 +116,13 @@ class _Episode:
         self.turns += 1
         self.tool_calls += len(message.get("tool_calls", ()))
         self.messages.append({**message, "content": text, "tokens": len(self.pending)})
-        if (step := await self._ask(self.environment.step(message))) is None:
+        last = spent or self.forced or self.turns == settings.max_turns
+        if (step := await self._ask(self.environment.step({**message, "last": last}))) is None:
             return None
         if step.reward is not None:
             self.reward = (self.reward or 0.0) + step.reward
             self.messages[-1]["reward"] = step.reward
-        if step.done or spent or self.forced or self.turns == settings.max_turns:
+        if step.done or last:
             self.truncated = spent and not step.done
             self.messages += step.messages
             return None

@@ -79,7 +79,7 @@ def check_sources(config: Config) -> None:
         is_here(source)
         if one.data.map:
             imported("data.map", one.data.map)
-        if one.environment.kind:
+        if one.environment.kind and not one.environment.python:  # whose modules may be missing here
             environment_class(one.environment.kind, one.environment.options)
 
 

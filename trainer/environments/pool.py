@@ -46,7 +46,8 @@ class EnvironmentPool:
     def __init__(self, config: EnvironmentConfig, note: Callable[[str], None]) -> None:
         self._config, self._note, label = config, note, f"environment.kind {config.kind}"
         arguments = config.kind, config.options, config.network, MAX_BUSY_S + 2 * config.episode_s
-        self._server = ForkServer("trainer.environments.worker:hosting", arguments, label, note)
+        program = "trainer.environments.worker:hosting"
+        self._server = ForkServer(program, arguments, label, note, config.python)
         # Evaluations have as many of their own: new weights wait for them.
         self._free = {evaluation: asyncio.Semaphore(config.processes) for evaluation in (False, True)}
         self._closed = False

@@ -3,6 +3,7 @@
     start(row)     -> messages, or (messages, tools)     before the model's first turn
     step(message)  -> messages, reward, done             after each turn of the model
     close()                                              optional; at the episode's end
+    prepare(**options)                                   optional and static; once, before the processes are
 
 Each may be async. `row` is the data's row, a dict. A message is a dict with a role and a content, both text;
 `step` gets the model's, with role `assistant`. Messages may also be one text, a message of the user's. The
@@ -32,6 +33,8 @@ MAX_PRINTED = 2000  # characters of one call's prints
 def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float) -> Serve:
     """Import the class; returns the work of a process, of so many CPU seconds at most."""
     environment = environment_class(kind, options)
+    if prepare := getattr(environment, "prepare", None):
+        prepare(**options)
 
     def serve(pool: Channel) -> None:
         loop = asyncio.new_event_loop()  # it needs sockets

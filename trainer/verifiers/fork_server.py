@@ -11,6 +11,7 @@ has no threads. It has neither the run's main script nor its environment nor its
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
@@ -29,6 +31,8 @@ START_S = 120.0  # limit for the fork server to import a user's code
 READY = b"ready"
 SLOT_BYTES = 4
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+_PROJECT = str(Path(__file__).parents[2])
+_INSTALLED = re.compile(r"/(site|dist)-packages(/|$)|/lib/python3")
 Serve = Callable[[Channel], None]  # a worker's work: answer what comes, until the pool closes its connection
 
 
@@ -36,12 +40,18 @@ class ForkServer:
     """Starts workers. ConfigError, which begins with `label`, if the user's code cannot be imported.
 
     `program`: the `module:function` that gets the `arguments` (JSON-able), imports the user's code and
-    returns the workers' Serve."""
+    returns the workers' Serve. `python`: an interpreter other than this one."""
 
     def __init__(
-        self, program: str, arguments: Sequence[Any], label: str, note: Callable[[str], None]
+        self,
+        program: str,
+        arguments: Sequence[Any],
+        label: str,
+        note: Callable[[str], None],
+        python: str = "",
     ) -> None:
         self._program, self._label, self._note = [program, json.dumps(arguments), label], label, note
+        self._python = os.path.abspath(python or sys.executable)
         self.process, self._control = self._start()
 
     def worker(self, slot: int) -> socket.socket:
@@ -70,11 +80,16 @@ class ForkServer:
         # Without threads, forking is safe, and the cores are left to the learner and the engine.
         environment |= ONE_THREAD
         paths = [os.path.abspath(path) for path in sys.path if not path or os.path.exists(path)]
+        if self._python != os.path.abspath(sys.executable):  # it has a library and packages of its own
+            paths = [path for path in (*paths, _PROJECT) if not _INSTALLED.search(path)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
         with server_end:
             fd = str(server_end.fileno())
-            command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, *self._program]
-            server = subprocess.Popen(command, env=environment, pass_fds=[server_end.fileno()], **DETACHED)
+            command = [self._python, "-m", "trainer.verifiers.fork_server", fd, *self._program]
+            try:
+                server = subprocess.Popen(command, env=environment, pass_fds=[int(fd)], **DETACHED)
+            except OSError as e:
+                raise ConfigError(f"{self._label}: cannot start its interpreter: {e}") from e
         ours.settimeout(START_S)
         try:
             reply = ours.recv(65536)
@@ -83,7 +98,8 @@ class ForkServer:
         if reply != READY:
             ours.close()
             _end(server)
-            raise ConfigError(reply.decode() or f"{self._label}: the fork server died at its start")
+            died = f"{self._label}: the fork server died at its start (Python with NumPy: {self._python})"
+            raise ConfigError(reply.decode() or died)
         return server, ours
 
 

@@ -118,6 +118,19 @@ def test_turns_and_tokens_have_limits() -> None:
     assert one.truncated and len(one.token_ids) == 2  # there was no room for a further turn
 
 
+def test_the_environment_hears_which_turn_is_the_last() -> None:
+    interruption = InterruptionConfig(enabled=True, lo=8, hi=8, answer_tokens=2, end_marker="")
+    cases: list[tuple[dict[str, Any], list[bool]]] = [
+        ({"max_turns": 3}, [False, False, True]),
+        ({"max_new_tokens": 9}, [False, True]),  # 4 tokens, 1 of the environment's, 4
+        ({"interruption": interruption}, [False, True]),  # 4, 1, 3 and the answer
+    ]
+    for limits, last in cases:
+        story = FakeEpisode([says("a", 1.0)] * 9)
+        play(FakeEngine(lambda request, index: 50), [story], turn_tokens=4, **limits)
+        assert [message["last"] for message in story.heard] == last
+
+
 def test_an_interruption_comes_in_the_turn_that_reaches_the_budget() -> None:
     engine = FakeEngine(lambda request, index: 3 if len(engine.requests) == 3 else 4)
     interruption = InterruptionConfig(enabled=True, lo=8, hi=8, answer_tokens=9, end_marker="")

@@ -1,6 +1,7 @@
 """Promises of the pool of environments: the protocol, deadlines, faults that cost an episode, the sandbox."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,29 @@ def test_with_the_network_an_environment_may_write(tmp_path: Path) -> None:
     row = {"fault": "writes", "path": str(tmp_path / "file")}
     steps = with_pool(lambda pool: play(pool, row, turns=2), kind="environments:Bad", network=True)
     assert steps[-1].reward == 2.0 and (tmp_path / "file").exists()
+
+
+def test_an_interpreter_of_its_own_has_its_own_packages(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nOTHER=1 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    kind = "environments:Where"
+    (start,) = with_pool(lambda pool: play(pool, {}, turns=0), kind=kind, python=str(python))
+    other, _, *paths = start.messages[0]["content"].splitlines()
+    assert other == "1" and paths and not any("-packages" in path for path in paths)
+    (start,) = with_pool(lambda pool: play(pool, {}, turns=0), kind=kind)
+    assert start.messages[0]["content"].startswith("no\n")
+    with pytest.raises(ConfigError, match=r"environments:Where: cannot start its interpreter: .*nowhere"):
+        with_pool(lambda pool: asyncio.sleep(0), kind=kind, python=str(tmp_path / "nowhere"))
+
+
+def test_prepare_is_called_once_before_processes_are_forked() -> None:
+    async def work(pool: EnvironmentPool) -> set[str]:
+        starts = await asyncio.gather(*(play(pool, {}, turns=0) for _ in range(4)))
+        return {start.messages[0]["content"].splitlines()[1] for (start,) in starts}
+
+    (prepared,) = with_pool(work, kind="environments:Where", options={"word": "a"})
+    assert prepared.startswith("a ")
 
 
 def test_no_more_episodes_are_open_than_there_are_processes() -> None:
