@@ -89,7 +89,8 @@ def assumption(fit: Fit) -> str:
     """The sentence that stands above every forecast."""
     low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
     law = f" (a sigmoid: {percent(fit.sigmoid_prob)} probable, or another law)"
-    return f"If {low}the run goes on as it did{'' if math.isnan(fit.sigmoid_prob) else law}:"
+    unsaid = math.isnan(fit.sigmoid_prob) or "not-sigmoid" in fit.flags  # of the laws that are averaged
+    return f"If {low}the run goes on as it did{'' if unsaid else law}:"
 
 
 def r_squared(fit: Fit) -> str:

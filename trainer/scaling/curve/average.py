@@ -138,7 +138,7 @@ class Mixture:
 
 def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
     """The probability of each law, given the data. An R0 that is given exactly has no transient."""
-    weight, overdispersion = families.robust(data)
+    weight, overdispersion, _ = families.robust(data)
     data = replace(data, R0_se=data.start_error(overdispersion))
     base = noise_models(data, weight, FEW_CORRELATIONS)
     unit = prior.unit or float(data.compute[-1])
@@ -215,11 +215,7 @@ class Posterior:
     autocorrelation: float  # their correlation, if they are: its mean over CORRELATIONS
     weight: Array  # (n,) of each point, below 1 for outliers
     scale: float  # size of the residuals, in standard errors
-
-    @property
-    def outliers(self) -> NDArray[np.bool_]:
-        """(n,): the points that have lost three quarters of their weight."""
-        return self.weight < 0.25
+    outliers: NDArray[np.bool_]  # (n,): points off the curve; if many, they count
 
 
 def posterior(data: Data, draws: int = DRAWS) -> Posterior:
@@ -229,7 +225,7 @@ def posterior(data: Data, draws: int = DRAWS) -> Posterior:
     their logarithms, are integrated on a grid (families.py). Outliers are down-weighted first.
     docs/validation.md shows how often the intervals cover the truth.
     """
-    weight, overdispersion = families.robust(data)
+    weight, overdispersion, outliers = families.robust(data)
     data = replace(data, R0_se=data.start_error(overdispersion))
     noises, family = noise_models(data, weight), families.sigmoids(data, CELLS)
     integrated = families.integrate(data, noises, family, KEEP_TAILS)
@@ -247,5 +243,6 @@ def posterior(data: Data, draws: int = DRAWS) -> Posterior:
     _, likeliest = families.polished(data, family, noises[model].whiten, start)
     return Posterior(
         Sigmoid(*likeliest), Draws(R0, A, B, C_mid), float(1 - by_noise[0]),
-        float(by_noise[1:] @ CORRELATIONS / max(by_noise[1:].sum(), 1e-300)), weight, overdispersion,
+        float(by_noise[1:] @ CORRELATIONS / max(by_noise[1:].sum(), 1e-300)),
+        weight, overdispersion, outliers,
     )  # fmt: skip

@@ -151,10 +151,12 @@ def integrate(data: Data, noises: Sequence[Noise], family: Family, keep: float =
     return Integrated(family, tuple(axes), theta, cells, log_weight, evidence)
 
 
-def robust(data: Data) -> tuple[Array, float]:
-    """Weights (n,) in (0, 1], at first Huber's, then redescending ones; and the residuals' size in sd.
+def robust(data: Data) -> tuple[Array, float, NDArray[np.bool_]]:
+    """Weights (n,) in (0, 1], at first Huber's, then redescending ones; the residuals' size in sd; and which
+    points are outliers, (n,).
 
-    The residuals are those of the sigmoid of least squares.
+    The residuals are those of the sigmoid of least squares. Where a fifth of the points would be outliers, or
+    the last two above the curve, the curve is wrong, not they: all weights are 1.
     """
     weight, family = np.ones(len(data.compute)), sigmoids(data, (25, 61))
     theta, s = on_grid(data, family, family.axes)
@@ -169,7 +171,11 @@ def robust(data: Data) -> tuple[Array, float]:
         before, weight = weight, np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** exponent)
         if (before == 1).all() and (weight == 1).all():  # no outliers: the other rounds would repeat this one
             break
-    return weight, scale
+    outliers = weight < 0.25
+    above = outliers & (data.reward > curve)
+    if 5 * outliers.sum() >= len(outliers) or above[-2:].all():
+        weight, scale = np.ones(len(weight)), float(np.sqrt((z**2).mean()))
+    return weight, scale, outliers
 
 
 def least_squares_curve(data: Data, family: Family, whiten: Array) -> list[float]:

@@ -227,7 +227,7 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
         overdispersion=float(np.sqrt(((residual / data.sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=result.autocorrelated_prob,
         autocorrelation=result.autocorrelation,
-        outliers=int(result.outliers.sum()),
+        outliers=int((result.outliers & (result.weight < 1)).sum()),
         details={flag: text for flag, text in flags.items() if text != FLAGS[flag]},
         sigmoid_prob=ahead.sigmoid_prob,
         draws=draws,
