@@ -182,16 +182,12 @@ def test_skyrl_gym() -> None:
 
 
 def test_a_run_on_a_taskset_of_verifiers(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in rows(taskset={"id": "last_digit"}))
-    )
-    flags = f"""--recipe tiny --data.source {tmp_path}/rows.jsonl --data.held_out 4
-    --environment.kind trainer.environments.verifiers:Verifiers --environment.python {VERIFIERS}
-    --environment.network true --environment.processes 4 --environment.turn_tokens 4 --engine.max_new_tokens 8
-    --pipeline.steps 2 --pipeline.prompts_per_step 4 --pipeline.completions_per_prompt 4 --evaluation.every 2
-    --curriculum.steps 0 --run-dir {tmp_path}/run""".split()
-    options = ["--environment.options", "{taskset: {id: last_digit}}"]
-    subprocess.run([sys.executable, "-m", "trainer.main", *flags, *options], check=True, cwd=HERE)
+    lines = [json.dumps(row) + "\n" for row in rows(taskset={"id": "last_digit"}, count=100)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    flags = f"""--recipe tiny --task last_digit.yaml --data.source {tmp_path}/rows.jsonl --data.held_out 4
+    --environment.python {VERIFIERS} --environment.processes 4 --pipeline.prompts_per_step 4
+    --pipeline.steps 2 --evaluation.every 2 --run-dir {tmp_path}/run"""
+    subprocess.run([sys.executable, "-m", "trainer.main", *flags.split()], check=True, cwd=HERE)
     steps = metrics(tmp_path / "run", "learner/loss")
     assert len(steps) == 2
     assert all(row["environment/error"] == row["environment/unscored"] == 0 for row in steps)
