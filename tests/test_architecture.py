@@ -54,11 +54,12 @@ CEILINGS = {
     # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto, 9 help, dry run
     # 20 supervised fine-tuning, 9 a teacher
     # 6 LoRA; 20 supervised fine-tuning, 9 a teacher, 3 log-probs of prompts, 1 an environment's interpreter
-    "trainer": 2_059,
+    "trainer": 2_063,  # 4 where turns begin and end, what an engine waits for
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
-    "controller": 2_623,  # 1 which turn is the last
-    "engines": 1_646,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows
+    "controller": 2_724,  # 1 which turn is the last, 101 turns in the journal
+    # 32 keys of turns that are computed again, 26 the state `tools`
+    "engines": 1_704,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     "launcher": 1_713,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
@@ -66,7 +67,8 @@ CEILINGS = {
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     "learner": 2_346,
     "models": 334,  # 141 LoRA's files, merge
-    "environments": 642,  # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share
+    # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
+    "environments": 648,
     "verifiers": 1_414,  # 3 a fork server for environments, too; 16 its interpreter
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
@@ -75,7 +77,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 492,  # an HTTP server over the engine pool
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 25_118,
+    "tests": 25_622,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

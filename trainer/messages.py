@@ -2,7 +2,7 @@
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
     launcher  --- Shutdown, Keep, Pace, Replacement --->  controller
-    controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
+    controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Waits, Shutdown --->  engine
     engine     --- Ready, Completion, Ack --->                                            controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
     learner    --- Ready, StepDone, Written, Refused, Transfer, Scored, Ack --->  controller
@@ -89,6 +89,14 @@ class Abort:
     """End these requests now; their completions come back partial, with finish_reason 'abort'."""
 
     request_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The state in which the engine's time without a request counts from now on: `tools` while episodes wait
+    for their environments, `evaluate` while only those of an evaluation do, else `idle`."""
+
+    state: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ class Request:
     keep_kv: tuple[FinishReason, ...] = ()  # ends after which a request that continues this one may follow
     # The request whose prompt and completion, with keys and values, this prompt begins with.
     continues: str = ""
+    # Where each of the model's turns in it begins and ends: so an engine that lacks these keys and values can
+    # compute them as they were.
+    turns: tuple[int, ...] = ()
     score_prompt: bool = False  # log-probs of the prompt's tokens, too; with n = 1, not with `continues`
 
 

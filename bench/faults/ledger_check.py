@@ -25,8 +25,8 @@ def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> li
     wrong += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
     books: dict[str, dict[int, dict[str, Any]]] = {"issued": {}, "finished": {}, "trained": {}}
     for record in records(run_dir / "journal"):  # what a resume repeats replaces what came before
-        kind = next(name for name in books if name in record)
-        books[kind][record[kind]] = record
+        for kind in books.keys() & record.keys():  # turns are no part of the books
+            books[kind][record[kind]] = record
     issued, finished, trained = books.values()
     epochs: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for step in range(1, last + 1):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,9 @@ class FakeEngine:
     def resume(self) -> None:
         self.paused = False
         self.log.append("resume")
+
+    def waiting(self, request_id: str, evaluation: bool) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def release(self, request_id: str) -> None:
         self.log.append(f"release {request_id}")

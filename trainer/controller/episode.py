@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from trainer.config import SetConfig, TaskConfig
 from trainer.controller.context import RolloutContext
 from trainer.controller.conversation import Turn as Message
 from trainer.controller.conversation import chat_turns, wrapped
 from trainer.controller.rewards import penalised
-from trainer.controller.turns import Turn, generate
+from trainer.controller.turns import Tape, Turn, generate, joined
 from trainer.environments.pool import EnvironmentFailure, Episode, Step
 from trainer.environments.rendering import ChatRendering, Rendering, TextRendering
 from trainer.types import Completion, FinishReason, Outcome, Prompt, Request, Rollout
@@ -24,21 +22,28 @@ from trainer.types import Completion, FinishReason, Outcome, Prompt, Request, Ro
 SEEDS = 1 << 16  # of one episode: one a turn
 
 
-async def play(ctx: RolloutContext, prompt: Prompt, request: Request, index: int, budget: int) -> Rollout:
-    """An episode of the prompt with at most `budget` tokens, before an interruption."""
+async def play(
+    ctx: RolloutContext, prompt: Prompt, request: Request, index: int, budget: int, tape: Tape
+) -> Rollout:
+    """An episode of the prompt with at most `budget` tokens, before an interruption.
+
+    One that the tape has is not played again; of one that was open when the run was killed, the environment
+    begins anew, and hears the recorded turns."""
+    if tape.past.rollout is not None:
+        return tape.past.rollout
     task = ctx.config.scored[prompt.task]
     request = replace(request, request_id=f"{request.request_id}.{index}", n=1)
     request = replace(request, seed=(request.seed * 65_537 + index) * SEEDS)
     async with ctx.environments[prompt.task].episode(request.evaluation) as environment:
-        one = _Episode(ctx, task, environment, rendering_of(ctx, prompt, task), budget)
+        one = _Episode(ctx, task, environment, rendering_of(ctx, prompt, task), budget, request.evaluation)
         first = await one.begin(prompt)
-        completion, sampled = await generate(ctx, request, first, one.respond) if first else _nothing(request)
+        completion, sampled = await generate(ctx, request, first, one.respond, tape) if first else joined([])
     (text,) = ctx.decode([completion.token_ids.tolist()])
     outcome: Outcome = "correct" if (one.reward or 0.0) >= task.environment.threshold else "wrong"
     outcome = "error" if one.error else "unscored" if one.reward is None else outcome
     tokens, penalty = int(sampled.sum()), task.verifier.length_penalty
     penalty_score = penalised(tokens, outcome, penalty)
-    return Rollout(
+    rollout = Rollout(
         token_ids=completion.token_ids,
         logprobs_gen=completion.logprobs_gen,
         versions=completion.versions,
@@ -54,6 +59,8 @@ async def play(ctx: RolloutContext, prompt: Prompt, request: Request, index: int
             "seconds": environment.seconds, "error": one.error,
         },
     )  # fmt: skip
+    tape.end(rollout)
+    return rollout
 
 
 def rendering_of(ctx: RolloutContext, prompt: Prompt, task: TaskConfig | SetConfig) -> Rendering:
@@ -68,12 +75,6 @@ def rendering_of(ctx: RolloutContext, prompt: Prompt, task: TaskConfig | SetConf
     return ChatRendering(template, ctx.encode, turns, prompt.token_ids)
 
 
-def _nothing(request: Request) -> tuple[Completion, Any]:
-    """The completion of an episode that ended before the model's first turn."""
-    ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return Completion(request.request_id, 0, ids, logprobs, ids, "abort"), np.zeros(0, np.bool_)
-
-
 @dataclass(slots=True)
 class _Episode:
     """The state of an episode between its turns."""
@@ -83,6 +84,8 @@ class _Episode:
     environment: Episode
     rendering: Rendering
     budget: int
+    evaluation: bool
+    request_id: str = ""  # of the model's newest turn
     messages: list[Message] = field(default_factory=list)  # of both sides, for people
     reward: float | None = None  # so far
     used: int = 0  # tokens, also those that were injected
@@ -102,6 +105,7 @@ class _Episode:
     async def respond(self, completion: Completion) -> Turn | None:
         """Give the environment a turn of the model; returns the next one, or None at the end."""
         interruption, settings = self.ctx.config.engine.interruption, self.task.environment
+        self.request_id = completion.request_id
         self.pending += completion.token_ids.tolist()
         self.used += len(completion.token_ids)
         (text,) = self.ctx.decode([self.pending])
@@ -151,7 +155,8 @@ class _Episode:
     async def _ask(self, call: Awaitable[Step]) -> Step | None:
         """The environment's answer; None if it fails."""
         try:
-            with self.ctx.deadline.verification():
+            engines = self.ctx.engine.waiting(self.request_id, self.evaluation)
+            with self.ctx.deadline.verification(), engines:
                 return await call
         except EnvironmentFailure as e:
             self.error = str(e)

@@ -1,10 +1,12 @@
 """The groups of a run, from the free slot in which one starts to the batch that it is trained in."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.controller.batch import zero_variance
 from trainer.controller.context import RolloutContext
@@ -14,6 +16,7 @@ from trainer.controller.rollout import rollout_group
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.controller.supervised import supervised_group
+from trainer.controller.turns import Past, Tape
 from trainer.types import Group, Prompt
 
 Spawn = Callable[[Coroutine[Any, Any, Group], str], asyncio.Task[Group]]
@@ -36,32 +39,41 @@ class Groups:
         self._slots: asyncio.Queue[int] = asyncio.Queue()  # free ones: the step that each is for, from 0
         self._opened = 0  # steps whose groups have slots
         self._started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()  # by id; None: no more
-        self._limit_noted = False  # that a batch reached objective.resample_limit
+        self._noted = set[str]()  # what is said once
         self._issued = dict[int, IssuedPrompt]()  # and not trained on when the last checkpoint was written
         self._to_issue = list[IssuedPrompt]()  # again, before further prompts
         self._resumed = dict[int, Group]()  # finished before a resume
+        self._pasts = dict[int, tuple[Prompt, dict[int, Past]]]()  # of groups that were pending then
 
     def restore(self, checkpoint: dict[str, Any], train: Sequence[Prompt]) -> None:
-        """Resume from a checkpoint: keep finished groups and issue pending prompts again.
+        """Resume from a checkpoint: keep finished groups and issue pending prompts again, whose episodes go
+        on where they were.
 
         A group with tokens of versions after the checkpoint is generated again, since those weights are lost;
-        so is one whose tokens would be too old: in PPO-off-policy the rest of a round that was cut short.
+        so is one whose tokens would be too old: in PPO-off-policy the rest of a round that was cut short. Of
+        an episode this holds from the first such turn on.
         """
         version, first = checkpoint["version"], checkpoint["group_id"]
         prompts = {p.prompt_id: p for p in train}
-        self._issued, finished = replay(self._journal.folder, first, prompts)
+        self._issued, finished, pasts = replay(self._journal.folder, first, prompts)
         for record in checkpoint["pending"]:  # not in the journal of a run that branches here
             self._issued[record["issued"]] = issued_prompt(record, prompts, "the checkpoint")
         last = checkpoint["sampler"]["group_id"]
         self._to_issue = [self._issued[i] for i in sorted(self._issued) if i < last]
-        self._resumed = {i: g for i, g in finished.items() if self._usable(g, version, first)}
+        for i, group in finished.items():
+            usable = self._usable(i, version, first)
+            if all(usable(rollout.versions) for rollout in group.rollouts):
+                self._resumed[i] = group
+        for i, episodes in pasts.items():
+            usable = self._usable(i, version, first)
+            self._pasts[i] = self._issued[i].prompt, {n: p.keep(usable) for n, p in episodes.items()}
 
-    def _usable(self, group: Group, version: int, first: int) -> bool:
-        """True if a finished group may be trained on, in its turn, after a resume at this version."""
-        versions = np.concatenate([r.versions for r in group.rollouts])
-        batch = version + (group.group_id - first) // self._pipeline.prompts_per_step
+    def _usable(self, group_id: int, version: int, first: int) -> Callable[[NDArray[np.int32]], bool]:
+        """Tells if a group may be trained on, in its turn, after a resume at this version, with tokens of
+        these versions."""
+        batch = version + (group_id - first) // self._pipeline.prompts_per_step
         oldest = version if self._pipeline.off_policy else batch - self._pipeline.max_lag
-        return bool(oldest <= versions.min(initial=version) and versions.max(initial=version) <= version)
+        return lambda v: bool(oldest <= v.min(initial=version) and v.max(initial=version) <= version)
 
     def pending(self, first: int) -> list[dict[str, Any]]:
         """Records of the prompts that were issued from group `first` on, for a checkpoint."""
@@ -89,15 +101,32 @@ class Groups:
         await asyncio.Future()  # wait to be cancelled
 
     async def _rollout(self, issued: IssuedPrompt) -> Group:
-        """One group, recorded in the journal when it starts and when it is complete."""
+        """One group, recorded in the journal when it starts and when it is complete; an episode by turns."""
         resumed = self._resumed.pop(issued.group_id, None)
         if resumed is not None and resumed.prompt == issued.prompt:
             return resumed
-        self._journal.issued(issued)
-        supervised = self._objective.supervised
-        group = supervised_group(self._ctx, issued) if supervised else await rollout_group(self._ctx, issued)
+        prompt, pasts = self._pasts.pop(issued.group_id, (issued.prompt, {}))
+        pasts = pasts if prompt == issued.prompt else {}
+        self._journal.issued(issued, pasts)
+        if self._objective.supervised:
+            group = supervised_group(self._ctx, issued)
+        else:
+            group = await rollout_group(self._ctx, issued, partial(self._tape, issued.group_id, pasts))
         self._journal.finished(group)
         return group
+
+    def _tape(self, group_id: int, pasts: Mapping[int, Past], index: int) -> Tape:
+        """The journal of one episode."""
+        name = f"episode {index} of group {group_id}: its environment, begun anew, said something else than "
+        text = f"{name}before, so its turns from there on are generated again. To resume exactly, an "
+        text += "environment must follow from its row and the model's turns alone (said once)"
+        record, end = (partial(write, group_id, index) for write in (self._journal.turn, self._journal.ended))
+        return Tape(pasts.get(index, Past()), record, end, partial(self._note_once, "differs", text))
+
+    def _note_once(self, kind: str, text: str) -> None:
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._emit("note", {"text": text})
 
     async def minibatch(self, step: int) -> Minibatch | None:
         """The next P groups by id, for a step (from 0); None if there are not so many more.
@@ -119,9 +148,8 @@ class Groups:
                 self._slots.put_nowait(step)
                 continue
             groups.append(group)
-            if equal and not self._limit_noted:
-                self._limit_noted = True
+            if equal:
                 text = f"{len(aside)} groups without variance were replaced in a batch of {size}, as many as "
                 text += "objective.resample_limit allows: the next are in the batch, without a gradient"
-                self._emit("note", {"text": text})
+                self._note_once("limit", text)
         return Minibatch(tuple(groups), tuple(aside))

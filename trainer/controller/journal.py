@@ -1,15 +1,17 @@
 """The journal: an append-only record of every issued prompt, finished group and optimizer step.
 
 A resumed run takes finished groups from it and issues the pending prompts again, so that no prompt is lost
-and none is trained twice. It is a folder of files of SEGMENT_GROUPS groups each, so that a resume reads only
-the groups that it needs, and a long run can delete those that no checkpoint needs any more.
+and none is trained twice. Of a group of episodes each turn of the model is on record, and each episode's end:
+what is there of a pending group is not generated again. The journal is a folder of files of SEGMENT_GROUPS
+groups each, so that a resume reads only the groups that it needs, and a long run can delete those that no
+checkpoint needs any more.
 """
 
 import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -20,13 +22,15 @@ from numpy.typing import NDArray
 from trainer.config import ConfigError
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
+from trainer.controller.turns import Part, Past, joined
 from trainer.jsonl import append, open_to_append, read_lines
 from trainer.run_folder import checkpoints, kept_at
-from trainer.types import Columns, Group, Prompt, Rollout
+from trainer.types import Columns, Completion, Group, Prompt, Rollout
 
 SEGMENT_GROUPS = 256  # groups of one file
 KEEP_BYTES = 2_000_000_000  # of files that no checkpoint needs; below that they are kept, for analysis
 _ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int32, "sampled": np.bool_}
+_KINDS = "issued", "turn", "ended", "finished"  # of the records of a group
 
 
 class Journal:
@@ -41,18 +45,30 @@ class Journal:
             self._files[segment] = open_to_append(self.folder / f"{segment:06d}.jsonl")
         append(self._files[segment], record)
 
-    def issued(self, issued: IssuedPrompt) -> None:
-        """Record a prompt handed to a rollout task."""
-        self._append(issued.group_id, issued_record(issued))
+    def issued(self, issued: IssuedPrompt, pasts: Mapping[int, Past] | None = None) -> None:
+        """Record a prompt handed to a rollout task, and the episodes of it that the task goes on with: of
+        those, no earlier record counts."""
+        record, pasts = issued_record(issued), pasts or {}
+        numbered = [(i, n, part) for i, past in pasts.items() for n, part in enumerate(past.parts)]
+        again = [_turn_record(issued.group_id, *turn) for turn in numbered]
+        ended = ((i, past.rollout) for i, past in pasts.items())
+        again += [_end_record(issued.group_id, i, rollout) for i, rollout in ended if rollout]
+        self._append(issued.group_id, record | ({"again": again} if again else {}))
+
+    def turn(self, group_id: int, index: int, number: int, part: Part) -> None:
+        """Record a turn of the model in an episode of a group."""
+        self._append(group_id, _turn_record(group_id, index, number, part))
+
+    def ended(self, group_id: int, index: int, rollout: Rollout) -> None:
+        """Record the end of an episode, whose turns are on record."""
+        self._append(group_id, _end_record(group_id, index, rollout))
 
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
         columns = dict(Columns.from_records(group.rollouts).columns)
         arrays = {name: columns.pop(name) for name in _ARRAYS}
-        tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
-        packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
-        record = {"finished": group.group_id, "lengths": arrays["token_ids"][0], "tokens": packed}
-        self._append(group.group_id, record | columns)
+        packed = _packed(arrays["token_ids"][0], *(flat for _, flat in arrays.values()))
+        self._append(group.group_id, {"finished": group.group_id} | packed | columns)
 
     def trained(self, step: int, minibatch: Minibatch) -> None:
         """Record which groups a step was trained on: first to last without those set aside; or, in a later
@@ -84,6 +100,18 @@ def issued_record(issued: IssuedPrompt) -> dict[str, Any]:
     return record | {"step": issued.step}
 
 
+def _turn_record(group_id: int, index: int, number: int, part: Part) -> dict[str, Any]:
+    whole, sampled = joined([part])
+    packed = _packed([len(sampled)], whole.token_ids, whole.logprobs_gen, whole.versions, sampled)
+    return {"turn": group_id, "index": index, "number": number, "reason": whole.finish_reason} | packed
+
+
+def _end_record(group_id: int, index: int, rollout: Rollout) -> dict[str, Any]:
+    """The rollout without its tokens, which are those of the turns."""
+    known = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name not in _ARRAYS}
+    return {"ended": group_id, "index": index, "rollout": known}
+
+
 def oldest_group(run_dir: str, group_id: int) -> int:
     """The first group that a resume needs, from any checkpoint but those kept for good, which would hold the
     whole journal; `group_id` without one."""
@@ -106,24 +134,30 @@ def records(folder: Path, first: int = 0, end: float = math.inf) -> Iterator[dic
 
 def replay(
     folder: Path, first: int, prompts: Mapping[str, Prompt], end: float = math.inf
-) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
-    """The prompts issued from group `first` to `end`, and the finished groups among them, both by group id.
+) -> tuple[dict[int, IssuedPrompt], dict[int, Group], dict[int, dict[int, Past]]]:
+    """The prompts issued from group `first` to `end`, the finished groups among them, and the episodes of the
+    others, all by group id.
 
     A half-written last line is ignored. The last record of a group counts: an earlier resume may have issued
     it again.
     """
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
+    episodes: dict[int, list[dict[str, Any]]] = {}
     for record in records(folder, first, end):
-        group_id = record.get("issued", record.get("finished", -1))
+        group_id = next((record[kind] for kind in _KINDS if kind in record), -1)
         if group_id < first:
             continue
         if "issued" in record:
             issued[group_id] = issued_prompt(record, prompts, folder)
             finished.pop(group_id, None)
-        else:
+            episodes[group_id] = record.get("again", [])
+        elif "finished" in record:
             finished[group_id] = _group(issued[group_id], record)
-    return issued, finished
+            episodes[group_id] = []
+        else:
+            episodes[group_id].append(record)
+    return issued, finished, {i: _pasts(records) for i, records in episodes.items() if records}
 
 
 def issued_prompt(
@@ -139,6 +173,27 @@ def issued_prompt(
     return IssuedPrompt(number, record["epoch"], prompt, record["step"])
 
 
+def _pasts(records: list[dict[str, Any]]) -> dict[int, Past]:
+    """The episodes of a group, by index. A turn replaces its earlier record, and those of all later ones."""
+    pasts: dict[int, Past] = {}
+    for record in records:
+        past = pasts.setdefault(record["index"], Past())
+        if "turn" in record:
+            past.parts[record["number"] :] = [_part(record)]
+            past.rollout = None
+        else:
+            whole, sampled = joined(past.parts)
+            arrays = whole.token_ids, whole.logprobs_gen, whole.versions, sampled
+            past.rollout = Rollout(*arrays, **record["rollout"])
+    return pasts
+
+
+def _part(record: dict[str, Any]) -> Part:
+    ids, logprobs, versions, sampled = (flat for _, flat in unpack(record).values())
+    said = Completion("", 0, ids[sampled], logprobs[sampled], versions[sampled], record["reason"])
+    return tuple(ids[~sampled].tolist()), said
+
+
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     columns = unpack(record) | record
     known = {f.name: columns[f.name] for f in fields(Rollout) if f.name in columns}  # older ones lack some
@@ -146,8 +201,14 @@ def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
+def _packed(lengths: Sequence[int], *arrays: NDArray[Any]) -> dict[str, Any]:
+    """Token columns as a record has them: the rollouts' lengths, and all values of each of _ARRAYS."""
+    tokens = b"".join(flat.tobytes() for flat in arrays)
+    return {"lengths": lengths, "tokens": base64.b64encode(zlib.compress(tokens, 1)).decode()}
+
+
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:
-    """The token columns of a finished group: the rollouts' lengths and all values, by field."""
+    """The token columns of a finished group, or of a turn: the rollouts' lengths and all values, by field."""
     data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
     columns, count = {}, sum(record["lengths"])
     for name, dtype in _ARRAYS.items():

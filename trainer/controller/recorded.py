@@ -30,7 +30,7 @@ class Recorded:
                 self._finished.discard(record["issued"])
             elif "finished" in record:
                 self._finished.add(record["finished"])
-            else:
+            elif "trained" in record:
                 self._trained[record["trained"]] = record
         starts = [(0, None), *((int(p.name.removeprefix("step-")), p) for p in checkpoints(run))]
         usable = [(step, path) for step, path in starts if self._begins(step)]

@@ -16,21 +16,26 @@ from trainer.controller.context import RolloutContext
 from trainer.controller.curriculum import completion_limit
 from trainer.controller.episode import play
 from trainer.controller.sampler import IssuedPrompt
-from trainer.controller.turns import Turn, generate
+from trainer.controller.turns import Tape, Turn, generate
 from trainer.types import Completion, Group, Prompt, Request, Rollout
 
+Tapes = Callable[[int], Tape]  # by the episode's index
 
-async def rollout_group(ctx: RolloutContext, issued: IssuedPrompt) -> Group:
+
+async def rollout_group(
+    ctx: RolloutContext, issued: IssuedPrompt, tapes: Tapes = lambda index: Tape()
+) -> Group:
     """All completions of one prompt; each is verified as soon as it ends."""
     n = ctx.config.pipeline.completions_per_prompt
     seed = ctx.config.seed * 1_000_003 + issued.group_id
-    rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.group_id}", seed, issued.step)
+    rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.group_id}", seed, issued.step, tapes)
     return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
 async def rollout_prompt(
-    ctx: RolloutContext, prompt: Prompt, n: int, request_id: str, seed: int, step: int | None
-) -> list[Rollout]:
+    ctx: RolloutContext, prompt: Prompt, n: int, request_id: str, seed: int, step: int | None,
+    tapes: Tapes = lambda index: Tape(),
+) -> list[Rollout]:  # fmt: skip
     """`n` verified rollouts of a prompt, by index, for an optimizer step (from 0), or None: an evaluation."""
     request = Request(
         request_id=request_id,
@@ -45,7 +50,8 @@ async def rollout_prompt(
     if ctx.config.scored[prompt.task].environment.kind:
         forced = ctx.config.engine.interruption.enabled
         budgets = [thinking_budget(ctx, seed, i) if forced else request.max_tokens for i in range(n)]
-        return list(await asyncio.gather(*(play(ctx, prompt, request, i, b) for i, b in enumerate(budgets))))
+        episodes = (play(ctx, prompt, request, i, b, tapes(i)) for i, b in enumerate(budgets))
+        return list(await asyncio.gather(*episodes))
     verify = partial(_verify, ctx, prompt, step)
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, request, i, verify) for i in range(n))))

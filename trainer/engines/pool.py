@@ -7,8 +7,8 @@ update_weights ──> all live engines in parallel         a replacement loads 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from trainer.engines.protocol import EngineClient
@@ -64,6 +64,20 @@ class EnginePool:
         engine = self._holders.pop(request_id, None)
         if engine in self._live:
             engine.release(request_id)
+
+    @contextmanager
+    def waiting(self, request_id: str, evaluation: bool) -> Iterator[None]:
+        """While an episode waits for its environment after this request: the ledger books that time of an
+        engine without other work. An episode whose keys and values no engine has counts for each."""
+        holder = self._holders.get(request_id)
+        engines = [holder] if holder in self._live else list(self._live)
+        for engine in engines:
+            engine.wait(evaluation, 1)
+        try:
+            yield
+        finally:
+            for engine in engines:
+                engine.wait(evaluation, -1)
 
     async def update_weights(self, version: int, path: str) -> None:
         """All live engines load at once. The file at `path` must stay until the next update."""

@@ -21,6 +21,7 @@ class EngineClient(RoleClient):
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._ended: dict[str, list[Completion]] = {}  # arrived, by request, and not yet delivered
         self._paused = False
+        self._waiting = {False: 0, True: 0}  # episodes that wait for their environments, of evaluations apart
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
 
@@ -54,6 +55,18 @@ class EngineClient(RoleClient):
         if self._dead is None and has_room(self._conn):  # else it has none, or reads nothing
             with suppress(OSError):
                 self._send(messages.Abort(frozenset({request_id})))
+
+    def wait(self, evaluation: bool, more: int) -> None:
+        """So many more episodes wait for their environments, or fewer."""
+        before = self._waits
+        self._waiting[evaluation] += more
+        if self._waits != before and self._dead is None and has_room(self._conn):
+            with suppress(OSError):
+                self._send(messages.Waits(self._waits))
+
+    @property
+    def _waits(self) -> str:
+        return "tools" if self._waiting[False] else "evaluate" if self._waiting[True] else "idle"
 
     async def update_weights(self, version: int, path: str) -> None:
         """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from socket import MSG_PEEK, socket
 from typing import Any
 
@@ -24,6 +25,7 @@ MAX_BUSY_S = 300.0  # of one process, so that only an episode that overruns reac
 MAX_NOTES = 5  # different failures, and 5 prints, that are said
 MAX_STARTUP_FAILURES = 50  # if the first 50 episodes all fail, the environment itself is wrong
 Message = dict[str, Any]
+_numbers = count()  # of calls; a reply says which it answers
 
 
 class EnvironmentFailure(Exception):
@@ -161,9 +163,10 @@ class Episode:
 
     async def _call(self, name: str, argument: Any) -> Any:
         began, remaining = time.monotonic(), self._config.episode_s - self.seconds
+        number = next(_numbers)
         try:
             async with asyncio.timeout(min(self._config.turn_s, remaining)):
-                reply = await ask(self._conn, (name, argument), MAX_REPLY)
+                reply = await ask(self._conn, (name, argument, number), MAX_REPLY)
             json.dumps(reply, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except TimeoutError:
             short = "turn_s" if self._config.turn_s <= remaining else "episode_s"
@@ -175,6 +178,8 @@ class Episode:
             raise self._failure(f"its process sent no reply to {name}") from e
         finally:
             self.seconds += time.monotonic() - began
+        if isinstance(reply, dict) and reply.get("call") != number:
+            raise self._failure(f"its process sent a reply to something else than {name}")
         if not isinstance(reply, dict) or "result" not in reply:
             error = reply.get("error") if isinstance(reply, dict) else f"{name} sent {reply}"
             raise self._failure(str(error)[:400])

@@ -44,7 +44,7 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
         asyncio.set_event_loop(loop)
         instance: Any = None
         while True:
-            name, argument = pool.receive()
+            name, argument, number = pool.receive()
             call = name
             try:
                 with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -53,9 +53,10 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
                         instance = environment(**options)
                         call = name
                     result = _call(loop, instance, name, argument)
-                pool.send({"result": result, "printed": printed.getvalue()[:MAX_PRINTED]})
+                said = printed.getvalue()[:MAX_PRINTED]
+                pool.send({"call": number, "result": result, "printed": said})
             except Exception as e:  # also of a result that is no JSON
-                pool.send({"error": f"{call} raised {_described(e)}"})
+                pool.send({"call": number, "error": f"{call} raised {_described(e)}"})
 
     return serve
 

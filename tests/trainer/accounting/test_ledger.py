@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_compute_is_time_held_since_training_began_without_evaluation(ledger: Le
     # the evaluation of 1031-1035. evaluation: 10 + 4, and of the learner's idle time 8 + 1.
     # start-up: the engine's 10, the learner's 12.
     assert seconds(ledger.compute()) == [16 + 19, 14 + 9, 10 + 12]
+
+
+def test_time_that_an_engine_waits_for_tools_is_training_time_and_no_idleness() -> None:
+    # Training begins at 1004. The engine: 4 s start-up, 3 generate, 6 tools, 1 generate, 2 idle (its slots
+    # are used up), 4 evaluate, tools included. The learner: 4 s start-up, 9 idle, 3 training, 4 idle beside
+    # the evaluation.
+    engine = ("start-up", 4), ("generate", 3), ("tools", 6), ("generate", 1), ("idle", 2), ("evaluate", 4)
+    learner = ("start-up", 4), ("idle", 9), ("optimizer", 3), ("idle", 4)
+    ledger = Ledger({"learner": 1.0, "engine": 1.0}, "core-hours", START, None)
+    ledger.begin_training(START + 4)
+    for role, states in {"engine": engine, "learner": learner}.items():
+        ends = [START, *(START + end for end in accumulate(seconds for _, seconds in states))]
+        ledger.add(
+            Spans(role, tuple((s, *span) for (s, _), span in zip(states, pairwise(ends), strict=True)))
+        )
+    assert seconds(ledger.compute()) == [(3 + 6 + 1 + 2) + (9 + 3), 4 + 4, 4 + 4]
+    assert ledger.to_json()["roles"]["engine"]["states"]["tools"] == 6.0
+    assert ledger.idle_shares() == {"learner": 9 / 12, "engine": 2 / 12}
 
 
 def test_everything_held_is_booked_once(ledger: Ledger) -> None:

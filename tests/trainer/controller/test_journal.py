@@ -42,7 +42,7 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
         journal.finished(done)
     journal.trained(1, Minibatch((groups[1], groups[2]), aside=(groups[4],)))
     journal.close()
-    again, finished = replay(tmp_path / "journal", 2, by_id)
+    again, finished, _ = replay(tmp_path / "journal", 2, by_id)
     assert again == {i: issued[i] for i in (2, 3, 4, 5)}
     assert set(finished) == {2, 4}
     for group_id, got in finished.items():
@@ -62,7 +62,7 @@ def test_a_line_cut_by_a_crash_is_ignored_and_a_new_issue_voids_an_old_group(tmp
     file = path / "000000.jsonl"
     whole = file.read_text()
     file.write_text(whole[:-30])  # as if the machine died while writing the last group
-    again, finished = replay(path, 0, by_id)
+    again, finished, _ = replay(path, 0, by_id)
     assert set(again) == {0, 1} and set(finished) == {0}
     file.write_text(whole)
     journal = Journal(path)
@@ -88,7 +88,7 @@ def test_a_resume_reads_only_the_files_that_it_needs_and_the_oldest_are_deleted_
         journal.issued(IssuedPrompt(i, 0, items[0], 0))
     (folder / "000001.jsonl").write_text("no JSON, so that whoever reads it fails\n")
     first = 2 * SEGMENT_GROUPS + 7
-    issued, _ = replay(folder, first, {items[0].prompt_id: items[0]})
+    issued, *_ = replay(folder, first, {items[0].prompt_id: items[0]})
     assert sorted(issued) == list(range(first, 5 * SEGMENT_GROUPS))
     journal.prune(first)
     assert len(segments(folder)) == 5

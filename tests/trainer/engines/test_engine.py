@@ -243,6 +243,56 @@ def test_kept_keys_wait_however_many_they_are_and_are_dropped_when_released(mode
     assert engine.prefilled == 5 * 4 + 2 and sorted(engine._kept) == ["t1", "t2"] and len(tokens) == 12
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_turns_have_the_same_bits_whatever_else_is_continued_with_them(
+    models: dict[str, str], threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = []
+        for together in (True, False):
+            engine = engine_of(models["qwen3"], 8)
+            for i in range(8):
+                submit(engine, f"t{i}", prompt_of(4 + i // 2), max_tokens=3, seed=i, keep_kv=("length",))
+            first, done = drain(engine), dict[tuple[str, int], Completion]()
+            for i in range(8):
+                said = (*prompt_of(4 + i // 2), *first[f"t{i}", 0].token_ids.tolist())
+                submit(engine, f"u{i}", (*said, *prompt_of(i % 4, 1)), continues=f"t{i}", max_tokens=5)
+                done |= {} if together else drain(engine)
+            done |= drain(engine)
+            found.append([done[f"u{i}", 0].logprobs_gen.tobytes() for i in range(8)])
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "untied", "llama"])
+def test_an_engine_without_the_keys_goes_on_with_the_same_bits(models: dict[str, str], name: str) -> None:
+    """As after a resume, or the death of the engine that had them; turns of one token, of few and of many."""
+
+    def play(engines: Sequence[TorchEngine]) -> list[Completion]:
+        turns, ended = list[int](), list[Completion]()
+        prompt: tuple[int, ...] = prompt_of(9)
+        for number, (engine, length) in enumerate(zip(engines, (1, 7, 150, 20, 30), strict=True)):
+            continues = f"t{number - 1}" if number else ""
+            more = {"continues": continues, "turns": tuple(turns), "keep_kv": ("length",), "seed": number}
+            submit(engine, f"t{number}", prompt, max_tokens=length, **more)
+            ended.append(drain(engine)[f"t{number}", 0])
+            turns += len(prompt), len(prompt) + length
+            prompt = (*prompt, *ended[-1].token_ids.tolist(), *prompt_of(3 + 5 * number, number))
+        return ended
+
+    unbroken, late = (engine_of(models[name], 4) for _ in range(2))
+    submit(unbroken, "other", prompt_of(20), n=2, max_tokens=70)
+    expected = play([unbroken] * 5)
+    for first_late in (1, 2, 3, 4):
+        found = play([unbroken] * first_late + [late] * (5 - first_late))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+            assert ours.logprobs_gen.tobytes() == theirs.logprobs_gen.tobytes()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

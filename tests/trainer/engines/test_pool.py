@@ -24,6 +24,10 @@ class Engine:
         self.made: list[str] = []
         self.running = self.most = 0
         self.paused = False
+        self.waiting = [0, 0]  # training's episodes, evaluations'
+
+    def wait(self, evaluation: bool, more: int) -> None:
+        self.waiting[evaluation] += more
 
     async def ready(self) -> dict[str, Any]:
         return {}
@@ -91,6 +95,23 @@ def test_a_request_goes_where_the_one_that_it_continues_was() -> None:
             await indices(engine, replace(request(f"{name}.answer", 1), continues=name))
             (used,) = (e for e in engines if f"{name}.answer.0" in e.made)
             assert (used is holder) == (name == "x"), name
+
+    asyncio.run(work())
+
+
+def test_an_episode_waits_at_the_engine_that_has_its_keys_and_without_one_at_each() -> None:
+    engines = [Engine("a", reason="length"), Engine("b", reason="length")]
+
+    async def work() -> None:
+        engine = pool(*engines)
+        await indices(engine, replace(request("x", 1), keep_kv=("length",)))
+        (holder,) = (e for e in engines if e.made)
+        (other,) = (e for e in engines if not e.made)
+        with engine.waiting("x", evaluation=False), engine.waiting("", evaluation=True):
+            assert (holder.waiting, other.waiting) == ([1, 1], [0, 1])
+        with pytest.raises(ValueError), engine.waiting("x", evaluation=False):
+            raise ValueError("its environment failed")
+        assert holder.waiting == other.waiting == [0, 0]
 
     asyncio.run(work())
 

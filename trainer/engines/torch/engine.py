@@ -9,27 +9,28 @@
 Each step is one forward pass over the prompts just admitted and one token of every active sequence. On a GPU
 these are two passes: the prompts', and that of `decoder.py`, which a CUDA graph replays. Weights may change
 between any two steps: sequences continue, and their KV is kept. It is also kept for a request that continues
-another one, of which only the new tokens are prefilled.
+another one, of which only the new tokens are prefilled; where another process had it, it is computed again.
 
 In float32 on a CPU a completion's tokens and log-probs depend, bit for bit, on its request and the weights
 alone, and not on what is generated beside it: a resumed run then goes on exactly as if nothing had happened.
+(Experts of a mixture get several tokens at a time: there only almost.)
 """
 
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from trainer.config import ConfigError
 from trainer.engines.backend import RequestQueue, Samples, divergence_error, kv_shape
+from trainer.engines.torch.attention import Prefill, Step
 from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.sampling import sample, uniforms
@@ -40,6 +41,7 @@ from trainer.types import PROMPT_SCORE, Completion, FinishReason, Request
 KEY_BLOCK = 16  # attended keys are a multiple of this: so a sum's order does not depend on other sequences
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
 SCORED_TOKENS = 64  # of a prompt that is scored, at a time: bounds the memory of their logits
+REPLAYED_TOKENS = 64  # of a turn that was decoded elsewhere, at a time: each has a copy of its keys
 PREFILL_TOKENS = 4096  # in one step at most, a longer prompt alone: bounds memory and delay of new weights
 
 
@@ -50,88 +52,6 @@ class Admitted:
     samples: Samples
     kv: Tensor | None  # (layers, 2, Hk, cached, D) of the request that they continue
     layout: tuple[int, int]  # tokens of the prompt that are cached, and those to prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Admitted prompts of one layout."""
-
-    cached: int
-    length: int  # of what is not
-    tokens: slice  # of the prompts, among the tokens of the step
-    slots: slice  # of their samples
-    slots_per_prompt: Tensor  # (prompts,)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The layout of one forward pass: the prompts' tokens first, then one token of each decoding slot."""
-
-    cache: Tensor  # (layers, 2, slots, Hk, L, D)
-    prefills: tuple[Prefill, ...]
-    positions: Tensor  # (n,) of the new tokens of the decoding slots 0 .. n − 1
-    mask: Tensor  # (n, 1, 1, longest) additive; longest is the KV length of the longest decoding slot
-
-
-def slots_attention(
-    module: nn.Module,
-    query: Tensor,  # (1, Hq, T, D)
-    key: Tensor,  # (1, Hk, T, D)
-    value: Tensor,  # (1, Hk, T, D)
-    attention_mask: Tensor | None,
-    scaling: float,
-    *,
-    step: Step,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in each layer; returns (1, T, Hq, D).
-
-    `attention_mask` is None, since no mask function is registered for it."""
-    n, longest = step.mask.shape[0], step.mask.shape[3]  # decoding slots, KV length of the longest
-    if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
-        raise ValueError("the torch engine supports no soft cap or attention sinks; set engine.kind vllm")
-    kv_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
-    outputs = []
-    for p in step.prefills:
-        # (prompts, heads, length, D)
-        q, k, v = (
-            x[0, :, p.tokens].unflatten(1, (-1, p.length)).transpose(0, 1) for x in (query, key, value)
-        )
-        for cache, new in zip(kv_cache, (k, v), strict=True):
-            count, new_tokens = p.slots.stop - p.slots.start, slice(p.cached, p.cached + p.length)
-            cache[p.slots, :, new_tokens] = new.repeat_interleave(p.slots_per_prompt, 0, output_size=count)
-        seen = None  # the keys that each query attends to, if there are more than the new ones
-        if p.cached:  # such a request has one sample
-            k, v = kv_cache[:, p.slots, :, : p.cached + p.length].to(q.dtype)
-        window = min(sliding_window or k.shape[2], k.shape[2])
-        if p.cached or window < k.shape[2]:
-            seen = torch.ones(p.length, k.shape[2], dtype=torch.bool, device=q.device)
-            seen.tril_(p.cached).triu_(p.cached + 1 - window)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=True
-        )
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
-    if n:
-        hq, hk, d = query.shape[1], key.shape[1], query.shape[3]
-        # The query heads of one KV head become query rows, so the cache is not copied.
-        q = query[0, :, -n:].transpose(0, 1).reshape(n, hk, hq // hk, d)
-        for cache, new in zip(kv_cache, (key, value), strict=True):
-            rows = torch.arange(n, device=new.device)
-            cache[rows, :, step.positions] = new[0, :, -n:].transpose(0, 1).to(cache.dtype)
-        k, v = kv_cache[:, :n, :, :longest]
-        # Not SDPA: its CPU kernel takes twice as long for a few query rows per sequence.
-        scores = torch.matmul(q.to(k.dtype), k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
-        if sliding_window is not None and sliding_window < longest:
-            keys = torch.arange(longest, device=k.device)
-            outside = step.positions[:, None] - keys >= sliding_window
-            scores.masked_fill_(outside[:, None, None], float("-inf"))
-        out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
-        outputs.append(out.reshape(n, hq, d).to(query.dtype))
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
-
-
-AttentionInterface.register("slots", slots_attention)
 
 
 class TorchEngine:
@@ -256,6 +176,8 @@ class TorchEngine:
         budget, free = PREFILL_TOKENS, self.slots.capacity - self.slots.active
         while free and (request := self._queue.next_request):
             kv = self._kept.get(request.continues)
+            if kv is None and request.continues and request.turns and self.device.type == "cpu":
+                kv = self._kept[request.continues] = self._replayed(request)
             cached = 0 if kv is None else kv.shape[3]
             length = len(request.prompt_ids) - cached
             if admitted and length > budget:
@@ -312,17 +234,39 @@ class TorchEngine:
                 self._prompt_scores[request.request_id] = self._score(before, request.prompt_ids[1:])
         return torch.cat([hidden[len(ids) :], hidden[last_tokens]]) if last_tokens else hidden
 
+    def _replayed(self, request: Request) -> Tensor:
+        """The KV of the turns in a request's prompt, by the sums that generated them: each turn's prompt is
+        prefilled, and its tokens are decoded, some at a time, since they are known."""
+        length, cached = _whole_blocks(request.turns[-1]), 0
+        cache = F.pad(torch.zeros_like(self._cache[:, :, :1, :, :1]), (0, 0, 0, length - 1))
+        for begin, end in zip(request.turns[::2], request.turns[1::2], strict=True):
+            while cached < end - 1:  # the newest token's are not there yet
+                count, last = max(begin - cached, 0), min(max(begin, cached) + REPLAYED_TOKENS, end - 1)
+                one = torch.ones(1, dtype=torch.long)
+                prefill = Prefill(cached, count, slice(0, count), slice(0, 1), slots_per_prompt=one)
+                ids = torch.tensor(request.prompt_ids[cached:last])
+                prefills = (prefill,) if count else ()
+                self._body(ids, torch.arange(cached, last), _whole_blocks(last), prefills, cache)
+                cached = last
+        return cache[:, :, 0, :, :cached]
+
     def _body(
-        self, ids: Tensor, positions: Tensor, longest: int, prefills: tuple[Prefill, ...] = ()
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        longest: int,
+        prefills: tuple[Prefill, ...] = (),
+        cache: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (tokens, H) of the prompts' tokens, then of one token of each of the first slots.
 
         These tokens attend to at most `longest` tokens of their slots."""
+        cache = self._cache if cache is None else cache
         decoding = positions[prefills[-1].tokens.stop if prefills else 0 :]
         future_keys = torch.arange(longest, device=self.device)[None] > decoding[:, None]
-        mask = torch.zeros(future_keys.shape, dtype=self._cache.dtype, device=self.device)
+        mask = torch.zeros(future_keys.shape, dtype=cache.dtype, device=self.device)
         mask = mask.masked_fill_(future_keys, float("-inf"))[:, None, None]
-        step = Step(cache=self._cache, prefills=prefills, positions=decoding, mask=mask)
+        step = Step(cache=cache, prefills=prefills, positions=decoding, mask=mask)
         out = self.model.get_decoder()(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, step=step
         )

@@ -10,7 +10,7 @@ import torch
 from trainer.config import Config
 from trainer.engines.backend import Activity, read_messages, run_engine
 from trainer.engines.torch.engine import TorchEngine
-from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights
+from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights, Waits
 from trainer.roles import started
 from trainer.telemetry import Clock
 from trainer.types import Columns, Request
@@ -40,11 +40,11 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
     """Generate until a Shutdown comes."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     read_messages(conn, inbox.put)
-    activity, paused = Activity(clock, telemetry), False
+    activity, paused, waits = Activity(clock, telemetry), False, "idle"
     while True:
-        clock.enter("idle" if paused or engine.idle else "generate")
         activity.report(idle=paused or engine.idle)
         while paused or engine.idle or not inbox.empty():
+            clock.enter("idle" if paused else waits if engine.idle else "generate")
             match inbox.get():
                 case Request() as request:
                     engine.submit(request)
@@ -59,6 +59,8 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
                     conn.send(Ack())
                 case Resume():
                     paused = False
+                case Waits(state):
+                    waits = state
                 case Shutdown():
                     return
         clock.enter("generate")

@@ -161,6 +161,7 @@ class Scheduler:
         self._running: dict[str, Request] = {}  # by Sample.id
         self._aborted: set[str] = set()  # that are still running
         self._salts: dict[str, int] = {}  # of requests to be continued
+        self._waits = "idle"  # the clock's state without a sample
         self._stopped = ""  # the clock's state while no sample may start
         self._booked_until = time.monotonic()
         self._evaluating: float | None = None  # share of the running samples; None: nothing is generated
@@ -217,6 +218,8 @@ class Scheduler:
             case messages.Resume():
                 await self._vllm.resume(free_gpu=True)
                 self._stop("")
+            case messages.Waits(state):
+                self._waits = state
             case messages.Transfer(call, info):
                 with self._clock.state("weight_update"):
                     await self._vllm.transfer(call, info)
@@ -270,7 +273,7 @@ class Scheduler:
         generating = bool(running) and not self._stopped
         self._booked_until = now
         self._evaluating = sum(r.evaluation for r in running) / len(running) if generating else None
-        self._clock.enter(self._stopped or ("generate" if running else "idle"))
+        self._clock.enter(self._stopped or ("generate" if running else self._waits))
 
     async def _watch(self) -> None:
         """Every second: check that vLLM lives, repeat aborts, book time and report.

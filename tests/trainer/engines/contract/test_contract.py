@@ -256,6 +256,32 @@ def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EnginePro
         assert c.token_ids.tolist() == free[key].token_ids.tolist()
 
 
+def test_time_without_a_request_is_booked_by_what_episodes_wait_for(engine: EngineProcess) -> None:
+    began = time.monotonic()
+
+    def states() -> list[str]:
+        """Those since the test began, one after the other, without how weights are taken up."""
+        spans = [span for message in list(engine.spans) for span in message.spans if span[1] > began]
+        waits = [state for state, *_ in spans if state not in ("generate", "weight_update")]
+        return [state for i, state in enumerate(waits) if not i or waits[i - 1] != state]
+
+    async def work(client: EngineClient) -> None:
+        await generate(client, request("before", p(3), max_tokens=2))
+        # Two training episodes and one of an evaluation wait, and go on one after the other.
+        for evaluation, more in ((False, 1), (True, 1), (False, 1), (False, -1), (False, -1), (True, -1)):
+            client.wait(evaluation, more)
+            await engine.push(client, "")  # it has read all that came before
+            await engine.push(client, "")
+        expected, i = ["idle", "tools", "evaluate", "idle"], 0
+        while states() != expected and time.monotonic() < began + 200:  # spans come with what follows
+            i += 1
+            await asyncio.sleep(0.1)
+            await generate(client, request(f"after{i}", p(3), max_tokens=2))
+        assert states() == expected
+
+    run(engine, work)
+
+
 def test_a_continued_request_keeps_its_keys(engine: EngineProcess, tied_llama: str, tmp_path: Path) -> None:
     old, new, prompt, phrase = load(tied_llama), load(tied_llama), p(40), [1, 2, 3]
     path = perturb(new, tmp_path / "new.safetensors")
