@@ -99,6 +99,7 @@ else:
             "trainer.scaling.report": ["page.*", "samples.html"],
             "trainer.evaluate": ["page.html"],
         },
+        entry_points={"console_scripts": ["sigmoid-rl = trainer.__main__:main"]},
         # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
         install_requires=[
             "numpy>=1.26",

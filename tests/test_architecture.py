@@ -38,7 +38,7 @@ MAY_IMPORT = {
 MAY_IMPORT_TOO = {"trainer.cli": {"verifiers"}}
 # They connect the folders, and no other module imports them.
 COMMANDS = {
-    "trainer.main", "trainer.beginning", "trainer.doctor", "trainer.evaluate.__main__",
+    "trainer.main", "trainer.__main__", "trainer.beginning", "trainer.doctor", "trainer.evaluate.__main__",
     "trainer.serve.__main__",
 }  # fmt: skip
 
@@ -54,7 +54,7 @@ CEILINGS = {
     # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto, 9 help, dry run
     # 20 supervised fine-tuning, 9 a teacher
     # 6 LoRA; 20 supervised fine-tuning, 9 a teacher, 3 log-probs of prompts, 1 an environment's interpreter
-    "trainer": 2_063,  # 4 where turns begin and end, what an engine waits for
+    "trainer": 2_109,  # 4 where turns begin and end, what an engine waits for, 46 one command
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     "controller": 2_724,  # 1 which turn is the last, 101 turns in the journal
@@ -77,7 +77,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 492,  # an HTTP server over the engine pool
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 25_622,
+    "tests": 25_652,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7
@@ -130,7 +130,7 @@ def folder(module: str) -> str:
 def test_each_process_has_a_folder_and_few_modules_are_shared() -> None:
     top = ROOT / "trainer"
     assert {p.parent.name for p in top.glob("*/__init__.py")} == FOLDERS | SHARED
-    assert len(list(top.glob("*.py"))) <= 14
+    assert len(list(top.glob("*.py"))) <= 15
 
 
 def test_no_folder_imports_what_it_must_not() -> None:

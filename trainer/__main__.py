@@ -1,0 +1,54 @@
+"""`sigmoid-rl COMMAND ...`, or `python -m trainer COMMAND ...`: every command of the project."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+CURVE = "trainer.scaling.__main__"
+COMMANDS = {  # beside those of the curve: module, and what it does
+    "train": ("trainer.main", "train a model; without arguments the recipe that a laptop ends in minutes"),
+    "evaluate": ("trainer.evaluate.__main__", "score a model or a run's checkpoints on any held-out prompts"),
+    "serve": ("trainer.serve.__main__", "serve a model or a run's newest weights over HTTP"),
+    "sweep": ("trainer.sweep.__main__", "train several recipes, or values of a setting, and compare them"),
+    "merge": ("trainer.models.merge", "make a whole model of a LoRA adapter"),
+    "doctor": ("trainer.doctor", "say what this machine can run, and what is missing"),
+}
+EXAMPLES = """
+every COMMAND has its own --help.
+
+examples:
+  sigmoid-rl train --recipe tiny          # a model of 160,000 parameters learns to calculate
+  sigmoid-rl predict runs/tiny-0 --at 1   # how high that run would end with one core-hour
+
+sigmoid-rl --completion prints what makes bash complete commands: eval "$(sigmoid-rl --completion)"
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of the command; 2 if there is none of that name."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    curve: dict[str, str] = import_module(CURVE).COMMANDS
+    about = {key: text for key, (_, text) in COMMANDS.items()} | curve
+    if name in ("-h", "--help"):
+        listed = "\n".join(f"  {key:10} {text}" for key, text in about.items())
+        print(f"usage: sigmoid-rl COMMAND ...\n\n{listed}\n{EXAMPLES}", end="")
+        return 0
+    if name == "--completion":
+        print(f"complete -o default -W '{' '.join(about)}' sigmoid-rl")
+        return 0
+    if name not in about:
+        meant = get_close_matches(name, about, n=1)
+        advice = f"did you mean {meant[0]}?" if meant else f"expected one of {', '.join(about)}"
+        print(f"error: there is no command {name!r}; {advice}", file=sys.stderr)
+        return 2
+    if name in curve:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
+        return int(import_module(CURVE).main([name, *words]))
+    sys.argv[1:] = words
+    return int(import_module(COMMANDS[name][0]).main() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
