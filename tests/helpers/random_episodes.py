@@ -116,8 +116,8 @@ class Spy:
             self.stories[name].said += [(request, completion) for completion in ended]
             yield ended
 
-    def release(self, request_id: str) -> None:
-        self.engine.release(request_id)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
 
 @dataclass

@@ -47,7 +47,7 @@ async def rollout_prompt(
         seed=seed,
         evaluation=step is None,
     )
-    if ctx.config.scored[prompt.task].environment.kind:
+    if prompt.task in ctx.environments:
         forced = ctx.config.engine.interruption.enabled
         budgets = [thinking_budget(ctx, seed, i) if forced else request.max_tokens for i in range(n)]
         episodes = (play(ctx, prompt, request, i, b, tapes(i)) for i, b in enumerate(budgets))
@@ -104,20 +104,19 @@ async def _verify(
     text: str,
     sampled: NDArray[np.bool_] | None = None,
 ) -> Rollout:
-    """The completion with its reward; `sampled` (T,) is False on an interruption's phrase."""
+    """The completion with its reward; `sampled` (T,) is False on an interruption's phrase, None: all are."""
     with ctx.deadline.verification():
         scored = await ctx.rewards[prompt.task].score(prompt, text, len(completion.token_ids), step)
-    sampled = np.ones(len(completion.token_ids), np.bool_) if sampled is None else sampled
     return Rollout(
         token_ids=completion.token_ids,
         logprobs_gen=completion.logprobs_gen,
         versions=completion.versions,
-        sampled=sampled,
+        sampled=np.ones(len(completion.token_ids), np.bool_) if sampled is None else sampled,
         text=text,
         reward=scored.reward,
         outcome=scored.outcome,
         truncated=completion.finish_reason == "length",
-        interrupted=not sampled.all(),
+        interrupted=sampled is not None and not sampled.all(),
         scores=scored.scores,
     )
 

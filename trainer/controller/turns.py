@@ -106,23 +106,19 @@ def joined(parts: Sequence[Part]) -> tuple[Completion, NDArray[np.bool_]]:
     """All turns in one completion, and (T,) which tokens were sampled; an empty one without turns.
 
     Injected tokens have the version of the token after them, or if that turn is empty of the one before."""
-    ids: list[NDArray[Any]] = []
-    logprobs: list[NDArray[Any]] = []
-    versions: list[NDArray[Any]] = []
-    for injected, completion in parts:
-        before = [v[-1:] for v in versions if len(v)][-1:]
-        version = next((v for v in (completion.versions[:1], *before) if len(v)), np.zeros(1, np.int32))
-        ids += np.asarray(injected, np.int32), completion.token_ids
-        logprobs += np.zeros(len(injected), np.float32), completion.logprobs_gen
-        versions += np.repeat(version, len(injected)), completion.versions
     if not parts:
         none = np.zeros(0, np.int32)
         return Completion("", 0, none, np.zeros(0, np.float32), none, "abort"), np.zeros(0, np.bool_)
-    sampled = np.concatenate([np.full(len(part), i % 2 == 1) for i, part in enumerate(ids)])
-    whole = replace(
-        parts[-1][1],
-        token_ids=np.concatenate(ids),
-        logprobs_gen=np.concatenate(logprobs),
-        versions=np.concatenate(versions),
-    )
-    return whole, sampled
+    rows: list[tuple[NDArray[Any], ...]] = []
+    last = np.zeros(1, np.int32)
+    for injected, completion in parts:
+        versions, n = completion.versions, len(injected)
+        if n:
+            version = versions[:1] if len(versions) else last
+            unsampled = np.zeros(n, np.float32), version.repeat(n), np.zeros(n, np.bool_)
+            rows.append((np.array(injected, np.int32), *unsampled))
+        sampled = np.ones(len(versions), np.bool_)
+        rows.append((completion.token_ids, completion.logprobs_gen, versions, sampled))
+        last = versions[-1:] if len(versions) else last
+    ids, logprobs, versions, sampled = map(np.concatenate, zip(*rows, strict=True))
+    return replace(completion, token_ids=ids, logprobs_gen=logprobs, versions=versions), sampled

@@ -128,6 +128,7 @@ class Episode:
     def __init__(self, conn: socket, config: EnvironmentConfig) -> None:
         self._conn, self._config = conn, config
         self.seconds, self.error, self.printed = 0.0, "", ""
+        self._closes = False  # it has something to close
 
     async def start(self, row: Mapping[str, Any]) -> Step:
         """The messages before the model's first turn, and the tools."""
@@ -152,8 +153,8 @@ class Episode:
 
     async def close(self) -> bool:
         """Let the environment free what it holds; False if its process cannot be used again."""
-        if self.error:
-            return False
+        if self.error or not self._closes:
+            return not self.error
         try:
             await self._call("close", None)
         except EnvironmentFailure:
@@ -184,6 +185,7 @@ class Episode:
             error = reply.get("error") if isinstance(reply, dict) else f"{name} sent {reply}"
             raise self._failure(str(error)[:400])
         self.printed += str(reply.get("printed", ""))
+        self._closes = bool(reply.get("closes"))
         return reply["result"]
 
     def _messages(self, name: str, messages: Any) -> tuple[Message, ...]:

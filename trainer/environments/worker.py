@@ -53,8 +53,8 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
                         instance = environment(**options)
                         call = name
                     result = _call(loop, instance, name, argument)
-                said = printed.getvalue()[:MAX_PRINTED]
-                pool.send({"call": number, "result": result, "printed": said})
+                more = {"printed": printed.getvalue()[:MAX_PRINTED], "closes": hasattr(instance, "close")}
+                pool.send({"call": number, "result": result} | more)
             except Exception as e:  # also of a result that is no JSON
                 pool.send({"call": number, "error": f"{call} raised {_described(e)}"})
 
@@ -84,9 +84,6 @@ def _described(error: Exception) -> str:
 
 
 def _call(loop: asyncio.AbstractEventLoop, instance: Any, name: str, argument: Any) -> Any:
-    """The result of a function of the environment, be it async or not; `close` may be missing."""
-    if name == "close":
-        result = instance.close() if hasattr(instance, "close") else None
-    else:
-        result = getattr(instance, name)(argument)
+    """The result of a function of the environment, be it async or not."""
+    result = instance.close() if name == "close" else getattr(instance, name)(argument)
     return loop.run_until_complete(result) if inspect.isawaitable(result) else result

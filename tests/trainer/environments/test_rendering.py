@@ -7,6 +7,7 @@ from chat_templates import CHATML, FORGETS, INST, LLAMA, tokenizer
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller.conversation import chat_turns, wrapped
+from trainer.controller.process import encoder
 from trainer.environments.pool import EnvironmentFailure, Step
 from trainer.environments.rendering import ChatRendering, TextRendering
 
@@ -94,3 +95,11 @@ def test_a_template_that_cannot_be_continued_is_refused() -> None:
         rendering(CHATML.replace("{{ m.content }}", "{{ raise_exception('no') if m.role == 'tool' }}"))[
             0
         ].more([], [user("a", "tool")])
+
+
+def test_texts_are_encoded_as_by_the_tokenizer_whatever_it_was_set_to() -> None:
+    made = tokenizer(CHATML, letters="ab")
+    texts = ["<|im_start|>user\nabba<|im_end|>", "", "a" * 9]
+    expected = [made.encode(text, add_special_tokens=False) for text in texts]
+    made.backend_tokenizer.enable_truncation(3)
+    assert [encoder(made)(text) for text in texts] == expected
