@@ -49,18 +49,18 @@ def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
     [("g", "generate: step 1"), ("e0", "evaluate: version 0"), ("e4", "evaluate: version 4")],
 )
 def test_a_silent_engine_is_named_within_the_deadline(tmp_path: Path, request_id: str, stage: str) -> None:
-    config = configured(tmp_path, 0, deadline_s=0.3, steps=4)
-    with pytest.raises(TimeoutError, match=rf"^{stage}: no progress for pipeline.deadline_s = 0.3 s"):
+    config = configured(tmp_path, 0, deadline_s=2, steps=4)
+    with pytest.raises(TimeoutError, match=rf"^{stage}: no progress for pipeline.deadline_s = 2 s"):
         train(config, FakeEngine(stuck=request_id))
 
 
 def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
-    config = having(configured(tmp_path, 0, deadline_s=0.4, steps=4), evaluation={"samples": 10})
-    train(config, FakeEngine(lambda r, i: 5 if r.evaluation else 1, tick=0.02))  # 1 s, one every 0.1 s
+    config = having(configured(tmp_path, 0, deadline_s=1.0, steps=4), evaluation={"samples": 10})
+    train(config, FakeEngine(lambda r, i: 5 if r.evaluation else 1, tick=0.04))  # 2 s, one every 0.2 s
 
 
 def test_a_verifier_that_makes_no_progress_is_named(tmp_path: Path) -> None:
-    run = controller(configured(tmp_path, 0, deadline_s=0.3))
+    run = controller(configured(tmp_path, 0, deadline_s=1))
     run.ctx.rewards[""].score = lambda *item: asyncio.sleep(100)  # type: ignore[assignment, method-assign]
     with pytest.raises(TimeoutError, match="verify: evaluate: version 0"):
         asyncio.run(asyncio.wait_for(run.run(), 10))
