@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: there is no command {name!r}; {advice}", file=sys.stderr)
         return 2
     if name in curve:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
+        if argv is None:  # this is the process's own work
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
         return int(import_module(CURVE).main([name, *words]))
     sys.argv[1:] = words
     return int(import_module(COMMANDS[name][0]).main() or 0)

@@ -1,5 +1,6 @@
 """Promises of `sigmoid-rl`: every command of the project by one name, installed with the package."""
 
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -41,3 +42,4 @@ def test_what_is_no_command_is_one_clear_line(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "error: there is no command 'trian'; did you mean train?\n"
     assert main(["fit", str(tmp_path / "no.csv")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN  # Python's own, in a process that is not its

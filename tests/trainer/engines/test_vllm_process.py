@@ -41,7 +41,7 @@ class Slow:
 
 
 class Recording(Slow):
-    """Ends every sample at once, and writes down in which order and with which salt it started."""
+    """Ends samples at once, but for `running`; writes down in which order and with which salt they start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Recording(Slow):
 
     async def sample(self, sample: Sample, salt: int) -> Completion:
         self.started.append((sample.request.request_id, salt))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0 if sample.request.request_id == "running" else 0.01)
         reason = "stop" if sample.request.request_id == "ended" else "length"
         return sample.completion((5,), np.zeros(1, np.float32), (), reason)
 
