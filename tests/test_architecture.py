@@ -75,9 +75,9 @@ CEILINGS = {
     # 134 tables of any shape, consoles and notebooks
     "scaling": 5_875,
     "evaluate": 412,
-    "serve": 492,  # an HTTP server over the engine pool
+    "serve": 585,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 25_737,
+    "tests": 25_783,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

@@ -3,6 +3,7 @@
   python -m trainer.serve runs/demo-0        the run's newest weights, and each new checkpoint when it comes
   python -m trainer.serve runs/demo-0@48     the weights of step 48
   python -m trainer.serve ./my-llm           a model; also a hub name, a built-in model, a checkpoint's folder
+  python -m trainer.serve runs/demo-0 --name arc --score ./arc.sh    each checkpoint's score by a command
 
 Every request needs the header `Authorization: Bearer TOKEN`: $SIGMOID_RL_TOKEN, or a new one that is printed.
 The engines are those of the run's config, else the defaults, under --engine.KEY VALUE.
@@ -26,13 +27,19 @@ from trainer.launcher.supervisor import SERVER, RoleDied, Supervisor
 from trainer.launcher.terminal_plot import printable
 from trainer.main import check_packages
 from trainer.messages import Event
-from trainer.run_folder import lock_folder
+from trainer.run_folder import RESULTS, lock_folder
 from trainer.serve.endpoint import KEYS, Endpoint, Plan, plan
 
 TOKEN = "SIGMOID_RL_TOKEN"  # environment variable: what every request must bring
 FLAGS = {
     "--host": ("ADDRESS", "127.0.0.1", "address to listen on; any but loopback is seen by other machines"),
     "--port": ("PORT", 8000, "port to listen on; 0: a free one, which is printed"),
+    "--score": (
+        "COMMAND",
+        "",
+        "score a run's checkpoints by this shell command, which asks the server and prints JSON",
+    ),
+    "--name": ("NAME", "", "with --score: of the curve, eval/NAME/…"),
     "--out": ("FOLDER", "", "of the logs (default: RUN/serve, else runs/serve/NAME)"),
 }
 
@@ -43,12 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
         number_as_listed()
         what, host, port, out = (flags.pop(name) for name in ("what", "host", "port", "out"))
+        command, name = flags.pop("score"), flags.pop("name")
         if importlib.util.find_spec("aiohttp") is None:
             raise ConfigError("aiohttp is missing: pip install 'sigmoid-rl[serve]'")
         if not (token := os.environ.get(TOKEN, "")):
             token = secrets.token_urlsafe(24)
             print(f"token {token} (${TOKEN} is not set)", file=sys.stderr)
-        serve(plan(what, flags, out, Endpoint(host, port, token)))
+        serve(plan(what, flags, out, Endpoint(host, port, token), command, name))
         return 0
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -61,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> cli.Parser:
     parser = cli.Parser(
         prog="python -m trainer.serve",
-        usage="%(prog)s WHAT [--host ADDRESS] [--port PORT] [--out FOLDER] [--SECTION.KEY VALUE ...]",
+        usage="%(prog)s WHAT [--score COMMAND --name NAME] [--host ADDRESS] [--port PORT] [--out FOLDER] "
+        "[--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description=__doc__,
@@ -82,6 +91,8 @@ def serve(plan: Plan) -> None:
         run = plan.endpoint.run or config.run_dir
         start = {"path": plan.model, "endpoint": plan.endpoint, "served_run": run}
         Supervisor(config, plan.model, devices, start, _show, SERVER).run()
+    if scoring := plan.endpoint.scoring:
+        print(f"the scores are in {scoring.folder / RESULTS}, as eval/{scoring.name}/…", file=sys.stderr)
 
 
 def _show(role: str, message: object) -> None:

@@ -22,6 +22,7 @@ from trainer.run_folder import latest
 from trainer.serve.body import Served
 from trainer.serve.endpoint import Endpoint
 from trainer.serve.routes import Routes
+from trainer.serve.scores import score
 
 LOOK_S = 2.0  # between two looks for a new checkpoint
 CLOSE_S = 5.0  # for running requests to end once the server is to stop
@@ -45,11 +46,14 @@ def serve_main(
             for info in await pool.ready():
                 emit("ready", {"engine": info})
             await pool.update_weights(endpoint.version, "")
-            work = asyncio.create_task(_follow(endpoint, pool, emit))
-            asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, pool, work)
             runner = await start_http(Routes(served).application(endpoint.token), listener)
             host, port = listener.getsockname()[:2]
-            note(emit, f"serving {endpoint.name} at http://{f'[{host}]' if ':' in host else host}:{port}")
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            note(emit, f"serving {endpoint.name} at {url}")
+            scoring = endpoint.scoring
+            does = score(scoring, endpoint, url, pool) if scoring else _follow(endpoint, pool, emit)
+            work = asyncio.create_task(does)
+            asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, pool, work)
             await asyncio.wait({work})
             if not work.cancelled():
                 work.result()

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -20,13 +21,15 @@ import numpy as np
 import pytest
 import torch
 from engine_process import EngineProcess, generate, load, request, settings, teacher_forced
-from small import CHARS, MAIN, Begin, fork_roles, make_model, run
+from helpers.logs import reading_of
+from small import CHARS, MAIN, Begin, fork_roles, make_model, metrics, run
 from transformers import AutoTokenizer
 
 from trainer.config import ConfigError
 from trainer.controller.deadline import Deadline
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
+from trainer.jsonl import read_lines
 from trainer.messages import Abort
 from trainer.run_folder import checkpoints
 from trainer.serve.__main__ import main
@@ -385,6 +388,54 @@ def test_a_run_s_newest_weights_are_served_and_its_new_checkpoints(
     before, after, again = (a["choices"][0]["logprobs"]["token_logprobs"] for a in answers)
     assert before != after == again  # or the weights did not matter
     assert {p.name for p in copy.iterdir()} == {p.name for p in trained.iterdir()} | {"serve"}
+
+
+SCORE = """
+import json, os, urllib.request
+base, token, step = (os.environ[f"SIGMOID_RL_{key}"] for key in ("URL", "TOKEN", "STEP"))
+body = {"prompt": "1+1=", "temperature": 0, "max_tokens": 1, "logprobs": 1}
+headers = {"Authorization": f"Bearer {token}"}
+request = urllib.request.Request(f"{base}/v1/completions", json.dumps(body).encode(), headers)
+answer = json.load(urllib.request.urlopen(request))
+assert answer["system_fingerprint"] == f"step-{step}" and os.path.isdir(os.environ["SIGMOID_RL_CHECKPOINT"])
+if os.path.exists("broken") and step == "4":
+    raise SystemExit("no such task")
+print("some progress")
+(logprob,) = answer["choices"][0]["logprobs"]["token_logprobs"]
+print(json.dumps({"accuracy": int(step) / 10, "logprob": logprob}))
+"""
+
+
+def test_a_command_s_scores_are_a_curve_of_the_run(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It fails at step 4 first: what is scored stays, and the same command goes on."""
+    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+    (tmp_path / "score.py").write_text(SCORE)
+    (tmp_path / "broken").touch()
+    monkeypatch.chdir(tmp_path)
+    fork_roles(tmp_path, monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asked = ["--port", "0", "--name", "mine", "--score", f"{sys.executable} score.py"]
+    assert main([str(copy), *asked]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: --score, step 4: the command ended with exit code 1: it printed nothing"]
+    (tmp_path / "broken").unlink()
+    assert main([str(copy), *asked]) == 0
+    rows = list(read_lines(copy / "evaluations" / "mine" / "results.jsonl"))
+    assert [(row["step"], row["eval/mine/accuracy"]) for row in rows] == [(0, 0.0), (2, 0.2), (4, 0.4)]
+    assert len({row["eval/mine/logprob"] for row in rows}) == 3  # each had its own weights
+    reading = reading_of(copy, "--reward-column", "eval/mine/accuracy")
+    assert [p.pass_rate for p in reading.curve.points] == [0.2, 0.4]
+    compute = {row["step"]: row["compute/total"] for row in metrics(trained, "eval/pass_rate")}
+    assert [p.compute for p in reading.curve.points] == [compute[2], compute[4]]
+    assert main([str(copy), *asked]) == 2
+    assert "every checkpoint of" in capfd.readouterr().err
+    assert main([str(copy), "--port", "0", "--name", "other", "--score", "echo nan"]) == 2
+    said = "--score, step 0: the last line printed is 'nan'; expected numbers in JSON, as {\"accuracy\": 0.5}"
+    assert said in capfd.readouterr().err
+    assert main([str(copy), "--score", "true"]) == 2
+    assert "expected --score COMMAND and --name NAME together" in capfd.readouterr().err
 
 
 def test_the_plan_names_the_weights_and_refuses_what_has_no_effect(trained: Path, tmp_path: Path) -> None:
