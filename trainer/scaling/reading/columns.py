@@ -18,6 +18,7 @@ HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
 )
 PLAIN_REWARD = rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"  # value: TensorBoard's CSV
 TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
+REWARD = "|".join((*HELD_OUT_REWARD, PLAIN_REWARD, TRAINING))
 TRAINED_BESIDE = (
     r"(?:.+/)?(?:(?:policy_|pg_|training )?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
 )

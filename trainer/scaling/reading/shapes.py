@@ -1,10 +1,9 @@
 """Tables of several runs, or of one metric per row, as one table of metrics for each run."""
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import chain
 
-from trainer.scaling.reading.columns import COMPUTE, matching
+from trainer.scaling.reading.columns import COMPUTE, REWARD, matching
 from trainer.scaling.reading.values import Row, is_known, is_text
 
 METRIC = ("metric", "metric_name", "key", "tag")  # long tables, as of MLflow and tbparse
@@ -67,26 +66,27 @@ def _by_label(rows: list[Row]) -> dict[str, list[Row]]:
     first = {c: next((r[c] for r in rows if is_known(r.get(c))), None) for c in columns}
     step = next((c for name, _ in COMPUTE for c in matching(name, columns)), None)
     labels = [c for c in columns if matching(LABEL, [c]) or is_text(first[c])]
+    measured = [c for c in columns if c not in (step, *labels)]
+    measured = matching(REWARD, measured) or measured  # of many columns, those that matter
+    cells = [
+        [(row[step], c) for c in measured if is_known(row.get(c))] if step in row else [] for row in rows
+    ]
+    total = sum(map(len, cells))
     best: dict[str, list[Row]] = {}
-    for label in labels if step else ():
-        parts: dict[str, list[Row]] = {}
-        for row in rows:
-            parts.setdefault(str(row.get(label)), []).append(row)
+    for label in labels if total > len(set(chain.from_iterable(cells))) else ():
+        parts: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
+            parts.setdefault(str(row.get(label)), []).append(i)
         if len(best) < len(parts) <= len(rows) / 2:
-            cells = [_cells(part, str(step), labels) for part in parts.values()]
-            once = [set(chain.from_iterable(part)) for part in cells]
+            once = [{cell for i in part for cell in cells[i]} for part in parts.values()]
             runs = Counter(chain.from_iterable(once))  # in how many of the parts a measurement is
-            shared = max(sum(any(runs[c] > 1 for c in row) for row in part) / len(part) for part in cells)
-            total = sum(map(len, chain.from_iterable(cells)))
-            if shared >= 1 / 2 and total - sum(map(len, once)) <= (total - len(runs)) / 2:
-                best = parts
+            within = total - sum(map(len, once))
+            shared = max(
+                sum(any(runs[c] > 1 for c in cells[i]) for i in part) / len(part) for part in parts.values()
+            )
+            if shared >= 1 / 2 and within <= (total - len(runs)) / 2:
+                best = {name: [rows[i] for i in part] for name, part in parts.items()}
     return best if len(best) > 1 else {}
-
-
-def _cells(rows: Sequence[Row], step: str, labels: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """The step and the column of all that each row has measured."""
-    known = ([c for c, v in row.items() if c != step and c not in labels and is_known(v)] for row in rows)
-    return [[(str(row.get(step)), c) for c in cells] for row, cells in zip(rows, known, strict=True)]
 
 
 def _lower(rows: list[Row]) -> dict[str, str]:
