@@ -79,6 +79,9 @@ class Bad(Counter):
         match self._fault:
             case "raises":
                 raise KeyError("a bug")
+            case "complains":
+                print("before the bug")
+                raise KeyError("a bug")
             case "dies":
                 os._exit(1)
             case "hangs":

@@ -109,7 +109,7 @@ def _turn_record(group_id: int, index: int, number: int, part: Part) -> dict[str
 def _end_record(group_id: int, index: int, rollout: Rollout) -> dict[str, Any]:
     """The rollout without its tokens, which are those of the turns."""
     known = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name not in _ARRAYS}
-    return {"ended": group_id, "index": index, "rollout": known}
+    return {"ended": group_id, "index": index, "length": len(rollout.token_ids), "rollout": known}
 
 
 def oldest_group(run_dir: str, group_id: int) -> int:
@@ -181,7 +181,9 @@ def _pasts(records: list[dict[str, Any]]) -> dict[int, Past]:
         if "turn" in record:
             past.parts[record["number"] :] = [_part(record)]
             past.rollout = None
-        else:
+        else:  # an environment that said less in a resumed run leaves later turns of the first one
+            while past.parts and sum(len(i) + len(c.token_ids) for i, c in past.parts) > record["length"]:
+                past.parts.pop()
             whole, sampled = joined(past.parts)
             arrays = whole.token_ids, whole.logprobs_gen, whole.versions, sampled
             past.rollout = Rollout(*arrays, **record["rollout"])

@@ -99,6 +99,8 @@ async def generate(
             request, prompt_ids=(*request.prompt_ids, *ids), seed=request.seed + 1, continues=continued,
             turns=(*request.turns, begin, begin + len(ids)) if continued else (),
         )  # fmt: skip
+    if len(tape.past.parts) > len(parts):  # the environment has ended the episode earlier
+        tape.differs()
     return joined(parts)
 
 

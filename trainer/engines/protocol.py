@@ -22,6 +22,7 @@ class EngineClient(RoleClient):
         self._ended: dict[str, list[Completion]] = {}  # arrived, by request, and not yet delivered
         self._paused = False
         self._waiting = {False: 0, True: 0}  # episodes that wait for their environments, of evaluations apart
+        self._said = "idle"  # the last `Waits` that was sent
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
 
@@ -58,11 +59,11 @@ class EngineClient(RoleClient):
 
     def wait(self, evaluation: bool, more: int) -> None:
         """So many more episodes wait for their environments, or fewer."""
-        before = self._waits
         self._waiting[evaluation] += more
-        if self._waits != before and self._dead is None and has_room(self._conn):
+        if self._waits != self._said and self._dead is None and has_room(self._conn):
             with suppress(OSError):
                 self._send(messages.Waits(self._waits))
+                self._said = self._waits
 
     @property
     def _waits(self) -> str:

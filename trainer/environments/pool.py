@@ -181,10 +181,10 @@ class Episode:
             self.seconds += time.monotonic() - began
         if isinstance(reply, dict) and reply.get("call") != number:
             raise self._failure(f"its process sent a reply to something else than {name}")
+        self.printed += str(reply.get("printed", "")) if isinstance(reply, dict) else ""
         if not isinstance(reply, dict) or "result" not in reply:
             error = reply.get("error") if isinstance(reply, dict) else f"{name} sent {reply}"
             raise self._failure(str(error)[:400])
-        self.printed += str(reply.get("printed", ""))
         self._closes = bool(reply.get("closes"))
         return reply["result"]
 

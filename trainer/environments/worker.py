@@ -36,6 +36,10 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
     if prepare := getattr(environment, "prepare", None):
         prepare(**options)
 
+    def said(printed: io.StringIO, instance: Any) -> dict[str, Any]:
+        text = printed.getvalue()[:MAX_PRINTED].encode(errors="replace").decode()  # half a pair is no text
+        return {"printed": text, "closes": hasattr(instance, "close")}
+
     def serve(pool: Channel) -> None:
         loop = asyncio.new_event_loop()  # it needs sockets
         if not network:
@@ -45,18 +49,18 @@ def hosting(kind: str, options: Mapping[str, Any], network: bool, seconds: float
         instance: Any = None
         while True:
             name, argument, number = pool.receive()
-            call = name
+            call, printed = name, io.StringIO()
             try:
-                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                with contextlib.redirect_stdout(printed):
                     if name == "start":
                         call = "__init__"
                         instance = environment(**options)
                         call = name
                     result = _call(loop, instance, name, argument)
-                more = {"printed": printed.getvalue()[:MAX_PRINTED], "closes": hasattr(instance, "close")}
-                pool.send({"call": number, "result": result} | more)
+                pool.send({"call": number, "result": result} | said(printed, instance))
             except Exception as e:  # also of a result that is no JSON
-                pool.send({"call": number, "error": f"{call} raised {_described(e)}"})
+                error = f"{call} raised {_described(e)}"
+                pool.send({"call": number, "error": error} | said(printed, instance))
 
     return serve
 
@@ -67,7 +71,10 @@ def environment_class(kind: str, options: Mapping[str, Any]) -> Callable[..., An
     if missing := [name for name in ("start", "step") if not callable(getattr(environment, name, None))]:
         expected = "a class with start(row) and step(message); see docs/environments.md"
         raise ConfigError(f"environment.kind {kind}: it has no {missing[0]}; expected {expected}")
-    signature = inspect.signature(environment)
+    try:
+        signature = inspect.signature(environment)
+    except ValueError:  # of a class that is not Python's, which says so itself
+        return environment
     try:
         signature.bind(**options)
     except TypeError as e:

@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: ended by Ctrl-C. 2: wrong input. 1: a failure. 130: a second Ctrl-C."""
+    """Exit code 0: ended by Ctrl-C, or all is scored. 2: wrong input. 1: a failure. 130: a second Ctrl-C."""
     try:
         flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
         number_as_listed()

@@ -43,11 +43,14 @@ async def _ask(command: str, endpoint: Endpoint, url: str, checkpoint: Checkpoin
     process = await asyncio.create_subprocess_shell(
         command, env=environment, stdout=PIPE, start_new_session=True
     )
+    assert process.stdout is not None
+    reading = asyncio.create_task(process.stdout.read())
     try:
-        printed, _ = await process.communicate()
+        await process.wait()
     finally:
-        with suppress(ProcessLookupError):  # also what the shell has started, after Ctrl-C
+        with suppress(ProcessLookupError):  # what the shell has left running, or all of it after Ctrl-C
             os.killpg(process.pid, signal.SIGKILL)
+    printed = await reading
     last = next(
         (line for line in reversed(printed.decode(errors="replace").splitlines()) if line.strip()), ""
     )
@@ -56,7 +59,7 @@ async def _ask(command: str, endpoint: Endpoint, url: str, checkpoint: Checkpoin
         raise ConfigError(
             f"{problem}the command ended with exit code {process.returncode}: {last or 'it printed nothing'}"
         )
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         numbers = json.loads(last)
         if isinstance(numbers, dict) and numbers and all(map(_is_number, numbers.values())):
             return numbers

@@ -98,7 +98,8 @@ class ForkServer:
         if reply != READY:
             ours.close()
             _end(server)
-            died = f"{self._label}: the fork server died at its start (Python with NumPy: {self._python})"
+            needs = f"Python with NumPy and sigmoid-rl: {self._python}"
+            died = f"{self._label}: the fork server died at its start ({needs})"
             raise ConfigError(reply.decode() or died)
         return server, ours
 

@@ -102,6 +102,22 @@ def test_an_episode_goes_on_from_the_journal_as_if_it_had_never_stopped(tmp_path
         assert engine.requests == unbroken.requests[count:] and again == [*range(count, 4)]
 
 
+def test_an_episode_that_ends_earlier_in_a_resumed_run_has_its_own_tokens(tmp_path: Path) -> None:
+    """Not also those of the turns that followed before the run was killed."""
+    turns, differs = list[Part](), list[int]()
+    record = lambda number, part: turns.append(part)  # noqa: E731  # a one-line spy
+    whole = played(Story(4), Tape(record=record), FakeEngine(lambda request, index: 2))
+    written = Journal(tmp_path / "journal")
+    written.issued(IssuedPrompt(5, 0, items(1)[0], 0), {3: Past(list(turns))})
+    end = lambda rollout: written.ended(5, 3, rollout)  # noqa: E731  # a one-line spy
+    tape = Tape(Past(list(turns)), end=end, differs=lambda: differs.append(1))
+    short = played(Story(2), tape, FakeEngine())
+    assert 0 < len(short.token_ids) < len(whole.token_ids) and differs == [1]
+    rollout = replay(tmp_path / "journal", 0, {items(1)[0].prompt_id: items(1)[0]})[2][5][3].rollout
+    assert rollout is not None
+    assert_equal(rollout, short)
+
+
 def test_where_the_environment_says_something_else_the_rest_is_generated_again() -> None:
     turns, differs = list[Part](), list[int]()
     record = lambda number, part: turns.append(part)  # noqa: E731  # a one-line spy

@@ -112,6 +112,12 @@ def test_different_failures_are_said_once_each_and_so_is_what_an_environment_pri
     assert notes[2:] == ["environment environments:Bad printed: two | lines"] * MAX_NOTES
 
 
+def test_what_an_environment_prints_before_it_raises_is_said() -> None:
+    notes: list[str] = []
+    with_pool(lambda pool: failure(pool, "complains"), notes, kind="environments:Bad")
+    assert notes[1:] == ["environment environments:Bad printed: before the bug"]
+
+
 def test_the_episode_has_a_deadline_over_all_its_calls() -> None:
     text = with_pool(lambda pool: failure(pool, "sleeps"), kind="environments:Bad", episode_s=0.4)
     assert text.endswith("step took more than environment.episode_s = 0.4 s")

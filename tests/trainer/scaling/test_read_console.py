@@ -60,6 +60,17 @@ def test_older_dicts_are_read_and_without_bars_nothing_is_made_up(tmp_path: Path
     assert pairs(reading_of(log, "--compute-column", "epoch").curve) == [(3, 0.3), (6, 0.6), (9, 0.9)]
 
 
+@pytest.mark.parametrize("name", ["a.log", "a.txt"])
+def test_tables_whose_cells_look_like_dicts_are_no_console(name: str, tmp_path: Path) -> None:
+    rows = [{"step": i, "eval/reward": i / 10, "config": "{'lr': 0.1}"} for i in range(7)]
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(reading_of(tmp_path / name).curve.points) == 6
+    (tmp_path / name).write_text(
+        "step,accuracy,sample\n" + "".join(f"{i},.{i},{{'a': {i}}}\n" for i in range(7))
+    )
+    assert len(reading_of(tmp_path / name).curve.points) == 6
+
+
 def test_verls_validation_before_step_1_is_R0(tmp_path: Path) -> None:
     log = tmp_path / "verl.log"
     steps = "".join(f"step:{i} - val/test_score/gsm8k:{0.2 + i / 100} - actor/lr:1e-6\n" for i in range(1, 7))
@@ -74,11 +85,14 @@ def notebook(path: Path, *tables: list[float]) -> Path:
     """Cells with the tables that transformers shows in a notebook, between others."""
     outputs = []
     for rewards in tables:
-        lines = "".join(f"<tr>\n<td>{i}</td><td>0.0</td><td>{r}</td></tr>" for i, r in enumerate(rewards, 1))
+        lines = "".join(
+            f"<tr>\n<td>{i}</td><td>0.0</td><td><b>{r}</b></td></tr>" for i, r in enumerate(rewards, 1)
+        )
         head = "<tr><th>Step</th><th>Training Loss</th><th>reward</th></tr>"
         html = f"<p>2/2</p><table border=1><thead>{head}</thead><tbody>{lines}</tbody></table>"
         outputs.append({"data": {"text/html": [html[:40], html[40:]], "text/plain": ["<IPython>"]}})
-    other = {"data": {"text/html": "<table><tr><th>name</th></tr><tr><td>x</td></tr></table>"}}
+    odd = "<td>1</td><tr></tr><table></table><table><td>1</td></table>"
+    other = {"data": {"text/html": f"{odd}<table><tr><th>name</th></tr><tr><td>x</td></tr></table>"}}
     cells = [{"cell_type": "markdown"}, *({"outputs": [other, {"name": "stdout"}, one]} for one in outputs)]
     path.write_text(json.dumps({"cells": cells}))
     return path
@@ -96,3 +110,6 @@ def test_a_notebooks_tables_are_read_and_several_are_runs(tmp_path: Path) -> Non
     assert pairs(last.curve)[0] == (1, 0.7)
     with pytest.raises(ConfigError, match="is empty"):
         reading_of(notebook(tmp_path / "b.ipynb"))
+    (tmp_path / "c.ipynb").write_text("[1]")
+    with pytest.raises(ConfigError, match="it is no notebook"):
+        reading_of(tmp_path / "c.ipynb")

@@ -11,16 +11,17 @@ from itertools import pairwise
 from trainer.scaling.reading.columns import STEPS, matching
 from trainer.scaling.reading.values import Row
 
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that moves
 STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
 INITIAL = re.compile(r"Initial validation metrics: (\{[^{}]+\})")  # of verl, before step 1
 VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
-BAR_OR_DICT = re.compile(r"\| *(\d+)/(\d+) \[|(\{'[^{}]+\})")  # of tqdm; of transformers
+# A progress bar of tqdm; a dict of transformers, at the begin of a line or behind a bar.
+BAR_OR_DICT = re.compile(r"\| *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
 
 
 def console(text: str) -> list[Row]:
     """The rows of a console log; none if it holds no metrics."""
-    plain = COLOURS.sub("", text).replace("\r", "\n")
+    plain = CONTROLS.sub("", text).replace("\r", "\n")
     return _verl(plain) or _transformers(plain)
 
 
@@ -69,11 +70,14 @@ def _dict(text: str) -> Row:
 def notebook(text: str) -> list[Row]:
     """The tables with a column of steps in the output of a notebook's cells; several are runs."""
     tables: list[list[Row]] = []
-    for cell in json.loads(text).get("cells", ()):
-        for output in cell.get("outputs", ()):
+    content = json.loads(text)
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        raise ValueError("it is no notebook: it has no list of cells")
+    for cell in content["cells"]:
+        for output in cell.get("outputs") or ():
             page = _Tables()
-            page.feed("".join(output.get("data", {}).get("text/html", ())))
-            for header, *lines in page.tables:
+            page.feed("".join((output.get("data") or {}).get("text/html") or ()))
+            for header, *lines in filter(None, page.tables):
                 if any(matching(name, header) for name in STEPS):
                     tables.append([dict(zip(header, line, strict=False)) for line in lines])
     if len(tables) < 2:
@@ -90,16 +94,16 @@ class _Tables(HTMLParser):
         self._cell = False
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self._cell = tag in ("td", "th")
         if tag == "table":
             self.tables.append([])
-        elif tag == "tr":
+        elif tag == "tr" and self.tables:
             self.tables[-1].append([])
-        elif self._cell:
+        elif tag in ("td", "th") and self.tables and self.tables[-1]:
+            self._cell = True
             self.tables[-1][-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
-        self._cell = False
+        self._cell &= tag not in ("td", "th", "tr", "table")
 
     def handle_data(self, data: str) -> None:
         if self._cell:

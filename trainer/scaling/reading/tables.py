@@ -158,10 +158,16 @@ def _rows(path: Path) -> list[Row]:
 
 def _any(text: str) -> list[Row]:
     """A file that may be any text: a console log, JSON, JSON lines or a table."""
+    reader, problem = {"[": _json, "{": _json_lines}.get(text[:1]), None
+    try:
+        if reader and (rows := reader(text)):
+            return rows
+    except ValueError as e:  # a console's lines may begin so, too
+        problem = e
     if rows := console(text):
         return rows
-    if text[:1] in ("[", "{"):
-        return _json(text) if text[:1] == "[" else _json_lines(text)
+    if problem:
+        raise problem
     with suppress(ValueError, csv.Error):
         if ((rows := _table(text)) and len(rows[0]) > 1) or not text.strip():
             return rows
