@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -147,3 +148,11 @@ def check_no_group_is_lost(run_dir: Path) -> None:
     """Every batch begins with the group after the last one of the batch before."""
     batches = [(r["first"], r["last"]) for r in records(run_dir / "journal") if "trained" in r]
     assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
+
+
+def learned(run_dir: Path) -> tuple[dict[int, float], dict[str, bytes]]:
+    """The losses by step, and the weights of the last checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step-*"))
+    losses = {row["step"]: row["learner/loss"] for row in metrics(run_dir, "learner/loss")}
+    weights = load_file(newest / "model.safetensors")
+    return losses, {name: array.tobytes() for name, array in weights.items()}

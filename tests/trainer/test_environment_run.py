@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
-from small import MAIN, metrics, run
+from small import MAIN, learned, metrics, run
 
 from trainer.controller.journal import records
 from trainer.evaluate.__main__ import main as evaluate
@@ -14,13 +13,6 @@ STEPS = 4
 FLAGS = f"""--recipe tiny --task guess --pipeline.steps {STEPS} --pipeline.prompts_per_step 8
 --data.held_out 4 --pipeline.completions_per_prompt 4 --evaluation.every 2 --data.size 64
 --logging.checkpoint_every 2 --logging.keep_checkpoints 9 --objective.zero_variance keep --pipeline.max_lag"""
-
-
-def learned(run_dir: Path) -> tuple[dict[int, float], dict[str, bytes]]:
-    """The losses by step, and the last weights."""
-    weights = load_file(run_dir / "checkpoints" / f"step-{STEPS:06d}" / "model.safetensors")
-    losses = {row["step"]: row["learner/loss"] for row in metrics(run_dir, "learner/loss")}
-    return losses, {name: array.tobytes() for name, array in weights.items()}
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
-from small import MAIN, metrics, run, started, until
+from small import MAIN, learned, metrics, run, started, until
 
 from trainer.controller.journal import records
 from trainer.jsonl import read_lines
@@ -51,13 +50,6 @@ def command(folder: Path, name: str) -> list[str]:
     (folder / "held.py").write_text(MODULE)
     options = json.dumps({"hold": str(folder / "hold.txt")})
     return [*MAIN, *FLAGS.split(), "--environment.options", options, "--run-dir", str(folder / name)]
-
-
-def learned(run_dir: Path) -> tuple[dict[int, float], dict[str, bytes]]:
-    """The losses by step, and the last weights."""
-    weights = load_file(run_dir / "checkpoints" / f"step-{STEPS:06d}" / "model.safetensors")
-    losses = {row["step"]: row["learner/loss"] for row in metrics(run_dir, "learner/loss")}
-    return losses, {name: array.tobytes() for name, array in weights.items()}
 
 
 @pytest.fixture(scope="module")

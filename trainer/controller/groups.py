@@ -117,7 +117,7 @@ class Groups:
 
     def _tape(self, group_id: int, pasts: Mapping[int, Past], index: int) -> Tape:
         """The journal of one episode."""
-        name = f"episode {index} of group {group_id}: its environment, begun anew, said something else than "
+        name = f"episode {index} of group {group_id}: its environment, run again, said something else than "
         text = f"{name}before, so its turns from there on are generated again. To resume exactly, an "
         text += "environment must follow from its row and the model's turns alone (said once)"
         record, end = (partial(write, group_id, index) for write in (self._journal.turn, self._journal.ended))

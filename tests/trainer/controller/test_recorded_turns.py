@@ -70,8 +70,8 @@ def played(story: Story, tape: Tape, engine: FakeEngine) -> Rollout:
     return asyncio.run(play(ctx, items(1)[0], request, 3, 200, tape))
 
 
-def assert_equal(ours: Rollout, theirs: Rollout) -> None:
-    for a, b in zip(asdict(ours).values(), asdict(theirs).values(), strict=True):
+def assert_equal(rollout: Rollout, expected: Rollout) -> None:
+    for a, b in zip(asdict(rollout).values(), asdict(expected).values(), strict=True):
         np.testing.assert_array_equal(a, b)
         assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
 

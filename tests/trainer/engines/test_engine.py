@@ -288,9 +288,9 @@ def test_an_engine_without_the_keys_goes_on_with_the_same_bits(models: dict[str,
     expected = play([unbroken] * 5)
     for first_late in (1, 2, 3, 4):
         found = play([unbroken] * first_late + [late] * (5 - first_late))
-        for ours, theirs in zip(found, expected, strict=True):
-            assert ours.token_ids.tolist() == theirs.token_ids.tolist()
-            assert ours.logprobs_gen.tobytes() == theirs.logprobs_gen.tobytes()
+        for completion, reference in zip(found, expected, strict=True):
+            assert completion.token_ids.tolist() == reference.token_ids.tolist()
+            assert completion.logprobs_gen.tobytes() == reference.logprobs_gen.tobytes()
 
 
 @pytest.mark.parametrize(
