@@ -254,7 +254,8 @@ def _phrase(one: Played, thinking: Completion) -> list[int]:
 @torch.no_grad()
 def recomputed(one: Played, models: Callable[[int], Any], block: int) -> np.ndarray:
     """(P + T,) log-probs of all tokens by transformers. `models`: by version. Tokens keep the keys and values
-    of the weights that they were fed to; a next turn feeds those behind the last whole block again."""
+    of the weights that they were fed to; a next turn feeds those behind the last whole block again, whose
+    log-probs stay those of their first time."""
     feeds: list[tuple[int, int, int]] = []  # first token, end, version
     for request, completion in one.turns:
         start, length = len(request.prompt_ids), len(completion.token_ids)
@@ -267,6 +268,7 @@ def recomputed(one: Played, models: Callable[[int], Any], block: int) -> np.ndar
                 first = feeds.pop()[0]
             feeds.append((first, start + int(end) - 1, version))
             first = feeds[-1][1]
+    known = 0
     ids = torch.tensor([[*one.turns[-1][0].prompt_ids, *one.turns[-1][1].token_ids.tolist()]])
     logprobs, cache = torch.zeros(ids.shape[1], dtype=torch.float64), DynamicCache()
     for first, end, version in feeds:
@@ -274,5 +276,8 @@ def recomputed(one: Played, models: Callable[[int], Any], block: int) -> np.ndar
             cache.crop(-seen)
         logits = models(version)(ids[:, first:end], past_key_values=cache, use_cache=True).logits[0]
         scores = (logits / one.ctx.config.engine.temperature).log_softmax(-1)
-        logprobs[first + 1 : end + 1] = scores.gather(1, ids[0, first + 1 : end + 1, None])[:, 0]
+        scored = scores.gather(1, ids[0, first + 1 : end + 1, None])[:, 0]
+        begin = max(first, known)
+        logprobs[begin + 1 : end + 1] = scored[begin - first :]
+        known = end
     return logprobs.numpy()

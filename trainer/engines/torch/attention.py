@@ -29,6 +29,7 @@ class Step:
     cache: Tensor  # (layers, 2, slots, Hk, L, D)
     prefills: tuple[Prefill, ...]
     positions: Tensor  # (n,) of the new tokens of the decoding slots 0 .. n − 1
+    rows: Tensor  # (n,) these slots in the cache
     mask: Tensor  # (n, 1, 1, longest) additive; longest is the KV length of the longest decoding slot
 
 
@@ -77,8 +78,7 @@ def slots_attention(
         # The query heads of one KV head become query rows, so the cache is not copied.
         q = query[0, :, -n:].transpose(0, 1).reshape(n, hk, hq // hk, d)
         for cache, new in zip(kv_cache, (key, value), strict=True):
-            rows = torch.arange(n, device=new.device).clamp_(max=kv_cache.shape[1] - 1)
-            cache[rows, :, step.positions] = new[0, :, -n:].transpose(0, 1).to(cache.dtype)
+            cache[step.rows, :, step.positions] = new[0, :, -n:].transpose(0, 1).to(cache.dtype)
         k, v = kv_cache[:, :n, :, :longest]
         if len(k) < n:  # rows of one slot; copied, since the layout decides about the order of a sum
             k, v = k.repeat(n, 1, 1, 1), v.repeat(n, 1, 1, 1)

@@ -266,7 +266,8 @@ class TorchEngine:
         future_keys = torch.arange(longest, device=self.device)[None] > decoding[:, None]
         mask = torch.zeros(future_keys.shape, dtype=cache.dtype, device=self.device)
         mask = mask.masked_fill_(future_keys, float("-inf"))[:, None, None]
-        step = Step(cache=cache, prefills=prefills, positions=decoding, mask=mask)
+        rows = torch.arange(len(decoding), device=self.device).clamp_(max=cache.shape[2] - 1)
+        step = Step(cache, prefills, decoding, rows, mask)
         out = self.model.get_decoder()(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, step=step
         )
