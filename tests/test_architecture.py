@@ -66,7 +66,7 @@ CEILINGS = {
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     "learner": 2_346,
-    "models": 334,  # 141 LoRA's files, merge
+    "models": 348,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     "verifiers": 1_415,  # 3 a fork server for environments, too; 16 its interpreter
@@ -77,7 +77,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 25_818,
+    "tests": 25_989,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

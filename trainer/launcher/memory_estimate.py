@@ -105,7 +105,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     }
     files = config.weight_files if weight_push(config, devices) == "file" else 0
     offloaded = learners + 12 * critic + reference + weights * len(devices.engines)
-    published = 4 * adapters if lora.rank and config.engine.kind == "torch" else weights
+    published = 4 * adapters if lora.rank and not config.engine.urls else weights
     host = {
         "published weights (at most)": published * files,
         "a pinned copy of them, which is written": published if files and devices.gpus else 0,

@@ -109,7 +109,7 @@ class LearnerService:
             self._learner.leave_device()
         self._weight_files: WeightFiles | None = None
         one, metadata = self._learner, dict[str, str]()
-        if one.adapter is not None and config.engine.kind == "torch":
+        if one.adapter is not None and not (config.engine.urls or config.engine.direct_push):
             metadata = push_metadata(one.adapter, one.base_dir, config.model.dtype)
         self._published = one.policy.weights if metadata else one.weights  # the adapters alone, or all
         if ranks.rank == 0 and not config.engine.direct_push:

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.config import ConfigError
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+INDEX = "model.safetensors.index.json"  # of a model in several files
 # Settings of PEFT that change the sum, with the values under which it is the one above.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none", None), "use_dora": (False, None), "use_rslora": (False, None),
@@ -76,7 +77,11 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
 
 
 def tensor_files(folder: str) -> dict[str, Path]:
-    """The safetensors file of each tensor of the model in a folder."""
+    """The safetensors file of each tensor of the model in a folder: by its index, if it has one."""
+    index = Path(folder, INDEX)
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return {name: Path(folder, file) for name, file in weight_map.items()}
     files = dict[str, Path]()
     for path in Path(folder).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -93,21 +98,31 @@ def push_metadata(adapter: Adapter, folder: str, dtype: str) -> dict[str, str]:
     return {"base": folder, "dtype": dtype, "scale": str(adapter.alpha / adapter.rank)}
 
 
-def pushed_weights(path: str, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The weights in a file of the learner's: a whole model's, or of adapters alone the sums with their base.
+def pushed_weights(path: str, device: torch.device, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """The weights in a file of the learner's: a whole model's, or of adapters alone the sums with their base,
+    made on the device. `whole`: and then the base's other weights, as its files have them.
 
-    Metadata of the latter give the base's folder, its type and the scale. The sums are made on the device."""
+    Metadata of adapters give the base's folder, its type and the scale."""
     with safe_open(path, "pt") as file, ExitStack() as stack:
-        metadata, names = file.metadata() or {}, set(file.keys())
+        metadata, names = file.metadata() or {}, list(file.keys())
         if "base" not in metadata:
             yield from ((name, file.get_tensor(name)) for name in names)
             return
         paths, dtype = tensor_files(metadata["base"]), getattr(torch, metadata["dtype"])
+        adapted = {f"{n.removesuffix('.lora_A')}.weight" for n in names if n.endswith(".lora_A")}
+        if lost := sorted(adapted - paths.keys()):
+            raise ConfigError(
+                f"{metadata['base']}: the base of the adapters has no {lost[0]}; expected the files with "
+                "which the run began: put them back, then --resume"
+            )
         opened = {p: stack.enter_context(safe_open(p, "pt")) for p in set(paths.values())}
-        for name in sorted(n.removesuffix(".lora_A") for n in names if n.endswith(".lora_A")):
-            base = opened[paths[f"{name}.weight"]].get_tensor(f"{name}.weight").to(device, dtype)
-            a, b = (file.get_tensor(f"{name}.lora_{letter}").to(device) for letter in "AB")
-            yield f"{name}.weight", merged(base, a, b, float(metadata["scale"]))
+        for name in sorted(paths if whole else adapted):
+            weight = opened[paths[name]].get_tensor(name)
+            if name in adapted:
+                layer = name.removesuffix(".weight")
+                a, b = (file.get_tensor(f"{layer}.lora_{letter}").to(device) for letter in "AB")
+                weight = merged(weight.to(device, dtype), a, b, float(metadata["scale"]))
+            yield name, weight
 
 
 def read_adapter(folder: Path) -> Adapter:

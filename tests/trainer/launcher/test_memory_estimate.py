@@ -135,8 +135,8 @@ def test_lora_has_a_frozen_base_in_its_type_and_no_reference(ranks: int, gib: fl
     assert memory.adapter_numbers(BIG, config.model.lora) == 36 * 16 * (2 * 8192 + 2 * 5120 + 3 * 16384)
     assert memory.adapter_numbers(BIG, LoraConfig(rank=1, targets=("q_proj", "v_proj"))) == 36 * (8192 + 5120)
     assert rank_bytes(config, BIG, on_gpus(ranks)) / GIB == pytest.approx(gib, rel=0.01)
-    name, torch = "published weights (at most)", having(config, engine={"kind": "torch"})
-    whole, alone = (estimate(c, BIG, ONE).host[name] for c in (config, torch))
+    name, server = "published weights (at most)", having(config, engine={"urls": ("http://x",)})
+    whole, alone = (estimate(c, BIG, ONE).host[name] for c in (server, config))
     assert alone * 2 * BIG.parameters == whole * 4 * 43_646_976 and alone < 0.011 * whole
     shared = having(config, engine={"kind": "vllm", "colocate": True, "weight_push": "ipc"})
     kept = estimate(shared, BIG, BESIDE).host["offloaded from the GPUs, pinned"]

@@ -248,7 +248,7 @@ def test_a_checkpoint_loads_in_peft_and_merges_into_a_model(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["tied", "moe"])
-def test_the_torch_engine_gets_adapters_alone_and_has_the_learners_weights_bit_for_bit(
+def test_engines_here_get_adapters_alone_and_the_torch_engine_has_the_learners_weights_bit_for_bit(
     kind: str, dtype: str, models: dict[str, str], tmp_path: Path
 ) -> None:
     c = having(adapted(models[kind], dtype), engine={"kind": "torch"})
@@ -268,9 +268,14 @@ def test_the_torch_engine_gets_adapters_alone_and_has_the_learners_weights_bit_f
         if len(weight.shape) > 1:
             assert torch.equal(weights[name], full_tensor(weight, getattr(torch, dtype))), name
     c = having(c, engine={"kind": "vllm"})
-    whole = LearnerService(c, models[kind], None, clock, None, Ranks.single())
-    assert whole._published is whole._learner.weights
-    whole.close()
+    for engine_settings in ({}, {"urls": ("http://x",)}, {"weight_push": "nccl"}):
+        other = LearnerService(
+            having(c, engine=engine_settings), models[kind], None, clock, None, Ranks.single()
+        )
+        trained, sums = other._learner.policy.weights, other._learner.weights
+        # A server by URL has no files of the base, and from GPU to GPU all weights go.
+        assert other._published is (sums if engine_settings else trained)
+        other.close()
 
 
 def test_the_frozen_base_leaves_a_shared_gpu_too(model_dir: str) -> None:

@@ -12,7 +12,6 @@ from itertools import chain
 from threading import Thread
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
@@ -25,6 +24,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from trainer.engines.vllm.engine import ENGINE_PID, FILE_TRANSFER
 from trainer.models.checkpoint_names import as_in_checkpoint
+from trainer.models.lora import pushed_weights
 
 LOGITS_AT_A_TIME = 200_000  # few enough to stay in the CPU's cache between the passes of log_softmax
 
@@ -61,10 +61,10 @@ class FileWeightTransfer(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Load all tensors; the file is mapped, so this is the only copy."""
-        with safe_open(update_info.path, "pt") as file:
-            tensors = (as_in_checkpoint(name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-            self.model.load_weights(chain.from_iterable(tensors))
+        """Load all tensors; files are mapped, so this is the only copy. LoRA's sums are made one by one, on
+        the device; the base's other tensors come with them, since a layer is reloaded whole or not at all."""
+        weights = pushed_weights(update_info.path, self.device, whole=True)
+        self.model.load_weights(chain.from_iterable(as_in_checkpoint(*weight) for weight in weights))
 
     def finish_weight_update(self) -> None:
         """Finish the layerwise reload. A tied head has no tensor in the file, but on a CPU it is a copy of

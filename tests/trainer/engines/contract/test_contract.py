@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapters import push as push_adapters
 from engine_process import (
     VOCAB,
     EngineProcess,
@@ -217,6 +218,60 @@ def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
         for c in completions.values():
             assert set(c.versions.tolist()) == {version + later}
             assert_logprobs(c, model, prompt)
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
+def test_adapters_alone_become_the_sums_amid_requests_and_the_next_are_not_added_to_them(
+    targets: tuple[str, ...], engine: EngineProcess, tied_llama: str, tmp_path: Path
+) -> None:
+    """Log-probs are those of transformers with sums made in float64: parity's, on both engines."""
+    old, prompt = load(tied_llama), p(70)
+    first, second = (push_adapters(tied_llama, tmp_path / str(r), rank=r, targets=targets) for r in (4, 2))
+    assert Path(first.alone).stat().st_size < 0.5 * Path(first.whole).stat().st_size
+
+    async def swapped(client: EngineClient) -> list[dict[tuple[str, int], Completion]]:
+        long = asyncio.create_task(generate(client, request("long", prompt, n=2, max_tokens=LONG)))
+        await asyncio.sleep(0)
+        await generate(client, request("short", p(5), max_tokens=6))
+        await engine.push(client, first.alone)
+        fresh = await generate(client, request("fresh", prompt, n=2, max_tokens=20, seed=9))
+        abort(engine.conn, "long")
+        running = await long
+        await engine.push(client, second.alone)
+        later = await generate(client, request("later", prompt, n=2, max_tokens=20))
+        await engine.push(client, write(old, tmp_path / "old.safetensors"))
+        return [running, fresh, later]
+
+    running, fresh, later = run(engine, swapped)
+    for c in running.values():
+        assert_swapped(c, old, first.model, prompt, engine.version - 2)
+    for completions, model in ((fresh, first.model), (later, second.model)):
+        for c in completions.values():
+            assert_logprobs(c, model, prompt)
+    differ = teacher_forced(old, prompt, fresh["fresh", 0].token_ids.tolist())
+    assert np.abs(fresh["fresh", 0].logprobs_gen - differ).max() > 1e-2  # else the test shows nothing
+
+
+def test_under_bfloat16_adapters_alone_are_bit_for_bit_the_learner_s_sums(
+    second: EngineProcess, untied_llama: str, tmp_path: Path
+) -> None:
+    pushed, wanted = (
+        push_adapters(untied_llama, tmp_path, "bfloat16"),
+        request("r", p(30), n=4, max_tokens=60),
+    )
+
+    async def both(client: EngineClient) -> list[dict[tuple[str, int], Completion]]:
+        before = await generate(client, wanted)
+        await second.push(client, pushed.alone)
+        alone = await generate(client, wanted)
+        await second.push(client, pushed.whole)
+        return [before, alone, await generate(client, wanted)]
+
+    before, alone, whole = run(second, both)
+    for key, c in alone.items():
+        np.testing.assert_array_equal(c.token_ids, whole[key].token_ids)
+        np.testing.assert_array_equal(c.logprobs_gen, whole[key].logprobs_gen)
+        assert c.token_ids.tolist() != before[key].token_ids.tolist()
 
 
 def test_the_weights_of_a_model_s_folder_are_loaded_whatever_their_dtype_and_number_of_files(

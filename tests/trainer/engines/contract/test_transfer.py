@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from adapters import push as push_adapters
 from engine_process import (
     EngineProcess,
     generate,
@@ -320,6 +321,26 @@ def test_shards_are_sent_as_by_one_rank(model: str, tmp_path: Path, request: pyt
         assert declared == [(name, t.dtype, tuple(t.shape)) for name, t in yielded]
         assert [name for name, _ in yielded] == list(alone)
         assert all(torch.equal(t, alone[name]) for name, t in yielded)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_vllms_worker_makes_of_adapters_alone_what_the_whole_file_has(
+    model: str, dtype: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from trainer.engines.vllm.worker import FileUpdateInfo, FileWeightTransfer
+
+    def loaded(path: str) -> dict[str, torch.Tensor]:
+        transfer, weights = FileWeightTransfer.__new__(FileWeightTransfer), dict[str, torch.Tensor]()
+        transfer.device, transfer.model = torch.device("cpu"), create_autospec(torch.nn.Module)
+        transfer.model.load_weights = weights.update
+        transfer.receive_weights(FileUpdateInfo(path=path))
+        return {name: w.to(getattr(torch, dtype)) for name, w in weights.items()}  # as a parameter takes it
+
+    pushed = push_adapters(request.getfixturevalue(model), tmp_path, dtype, targets=("k_proj", "o_proj"))
+    alone, whole = loaded(pushed.alone), loaded(pushed.whole)
+    assert alone.keys() == whole.keys()  # a layer that lacks one of its weights is not reloaded
+    assert all(torch.equal(alone[name], w) for name, w in whole.items())
 
 
 def test_a_sleeping_vllm_keeps_its_sequences_and_takes_new_keys(tied_llama: str, tmp_path: Path) -> None:
