@@ -1,6 +1,7 @@
 """Environments for tests, imported by their own processes."""
 
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,10 @@ class Bad(Counter):
                 while True:
                     pass
             case "sleeps":
+                time.sleep(600)
+            case "serves":
+                script = f"echo $$ > {self._path}; sleep 600 & echo $! >> {self._path}; wait"
+                subprocess.Popen(["sh", "-c", script], start_new_session=True)
                 time.sleep(600)
             case "lies":
                 return "next", float("nan"), False

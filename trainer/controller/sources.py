@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError, DataConfig, SetConfig, TaskConfig
+from trainer.environments.pool import EnvironmentPool
 from trainer.environments.worker import environment_class
 from trainer.verifiers.kinds.function import imported
 from trainer.verifiers.kinds.reasoning_gym import generate
@@ -79,7 +80,9 @@ def check_sources(config: Config) -> None:
         is_here(source)
         if one.data.map:
             imported("data.map", one.data.map)
-        if one.environment.kind and not one.environment.python:  # whose modules may be missing here
+        if one.environment.python:  # whose modules may be missing here
+            EnvironmentPool(one.environment, print).close()
+        elif one.environment.kind:
             environment_class(one.environment.kind, one.environment.options)
 
 

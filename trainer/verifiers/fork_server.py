@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,20 @@ def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
 
 
 def _kill(pid: int | None) -> None:
-    """Kill a child and reap it; its id cannot be reused before that."""
+    """Kill a child, with what it has started, and reap it; its id cannot be reused before that."""
     if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+        _kill_started(pid)
         os.waitpid(pid, 0)
+
+
+def _kill_started(pid: int) -> None:
+    """Kill a process and all that descends from it, such as the servers of an environment; on Linux."""
+    os.kill(pid, signal.SIGSTOP)  # so that it starts no more
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(ProcessLookupError):
+                _kill_started(int(child))
+    os.kill(pid, signal.SIGKILL)
 
 
 def _work(fd: int, serve: Serve) -> None:

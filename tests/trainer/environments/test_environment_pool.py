@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until_gone
 
-from trainer.config import ConfigError, EnvironmentConfig
+from trainer.config import Config, ConfigError, EnvironmentConfig
+from trainer.controller.sources import check_sources
 from trainer.environments.pool import (
     MAX_NOTES,
     MAX_STARTUP_FAILURES,
@@ -129,6 +131,17 @@ def test_with_the_network_an_environment_may_write(tmp_path: Path) -> None:
     assert steps[-1].reward == 2.0 and (tmp_path / "file").exists()
 
 
+def test_what_an_environment_has_started_ends_with_its_process(tmp_path: Path) -> None:
+    async def work(pool: EnvironmentPool) -> None:
+        with pytest.raises(EnvironmentFailure, match="turn_s"):
+            await play(pool, {"fault": "serves", "path": str(tmp_path / "pids")})
+
+    with_pool(work, kind="environments:Bad", network=True, turn_s=2.0)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    wait_until_gone(pids)
+
+
 def test_an_interpreter_of_its_own_has_its_own_packages(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nOTHER=1 exec {sys.executable} "$@"\n')
@@ -186,6 +199,11 @@ def test_what_is_no_environment_is_refused(kind: str, text: str) -> None:
     with pytest.raises(ConfigError, match=r"environment\.") as error:
         with_pool(lambda pool: asyncio.sleep(0), kind=kind, options={"patience": 3})
     assert text in str(error.value)
+    for python in ("", sys.executable):  # before anything is loaded, too, whoever imports it
+        one = EnvironmentConfig(kind=kind, options={"patience": 3}, python=python)
+        with pytest.raises(ConfigError) as early:
+            check_sources(Config(environment=one))
+        assert text in str(early.value)
 
 
 def test_a_class_that_cannot_be_made_is_said_to_be_that() -> None:
