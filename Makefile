@@ -84,7 +84,7 @@ test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine an
 	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
-test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes; not in CI)
+test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes)
 	SIGMOID_RL_PYTHON=$(CURDIR)/$(PY) HF_HUB_OFFLINE=1 $(CLIENTS_PY) -P -m pytest -q -c /dev/null --rootdir=. \
 		--confcutdir=tests/environments -p no:cacheprovider tests/environments/serve_clients.py
 	SIGMOID_RL_VERIFIERS=$(CURDIR)/$(CLIENTS_PY) SIGMOID_RL_OPENENV=$(CURDIR)/$(OPENENV_PY) \
