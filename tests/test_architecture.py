@@ -54,11 +54,13 @@ CEILINGS = {
     # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto, 9 help, dry run
     # 20 supervised fine-tuning, 9 a teacher
     # 6 LoRA; 20 supervised fine-tuning, 9 a teacher, 3 log-probs of prompts, 1 an environment's interpreter
-    "trainer": 2_110,  # 4 where turns begin and end, what an engine waits for, 47 one command
+    # 17 a teacher behind a URL
+    "trainer": 2_127,  # 4 where turns begin and end, what an engine waits for, 47 one command
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
-    "controller": 2_732,  # 1 which turn is the last, 101 turns in the journal
+    # 138 a teacher behind a URL: its answers checked, in batch and journal
+    "controller": 2_870,  # 1 which turn is the last, 101 turns in the journal
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_706,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
@@ -70,7 +72,8 @@ CEILINGS = {
     "models": 348,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
-    "verifiers": 1_423,  # 8 what a worker has started ends with it
+    # 29 the HTTP client that a judge and a teacher share
+    "verifiers": 1_452,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
@@ -79,7 +82,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_914,  # 6 LoRA; 8 QuACK's linear cross entropy
-    "tests": 26_009,
+    "tests": 26_654,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

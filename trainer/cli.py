@@ -112,6 +112,7 @@ def check(config: Config) -> None:
     check_verifiers(config)
     _check_environments(config)
     _check_schedule(config)
+    _check_teacher(config)
     _ = config.forecast.rule, config.logging.next_kept
 
 
@@ -176,6 +177,20 @@ def _check_environments(config: Config) -> None:
             problem = "evaluation.maj_at: episodes have no answers to compare; expected none"
         if problem:
             raise ConfigError(where + problem)
+
+
+def _check_teacher(config: Config) -> None:
+    """ConfigError for a teacher behind a URL where the policy samples at another temperature than 1, the
+    server's, and for a deadline above the run's."""
+    kl, problem, most = config.objective.kl, "", config.pipeline.deadline_s
+    if kl.by_url and config.engine.temperature != 1:
+        problem = f"engine.temperature is {config.engine.temperature:g}, and the log-probs of a server, "
+        problem += f"objective.kl.to {kl.to}, are at 1; expected 1, or a teacher by folder"
+    elif kl.by_url and kl.deadline_s >= most:
+        problem = f"objective.kl.deadline_s is {kl.deadline_s:g}; expected less than pipeline.deadline_s "
+        problem += f"{most:g}, which would end the run without naming the teacher"
+    if problem:
+        raise ConfigError(problem)
 
 
 def _check_schedule(config: Config) -> None:

@@ -94,7 +94,8 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class Waits:
     """The state in which the engine's time without a request counts from now on: `tools` while episodes wait
-    for their environments, `evaluate` while only those of an evaluation do, else `idle`."""
+    for their environments, `teacher` while groups do for a teacher behind a URL, `evaluate` while only
+    episodes of an evaluation wait, else `idle`."""
 
     state: str
 

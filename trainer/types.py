@@ -115,6 +115,8 @@ class Group:
     epoch: int
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
+    # (T,) nats, of each rollout, by a teacher behind a URL; empty without one.
+    logprobs_ref: tuple[NDArray[np.float32], ...] = ()
 
     @property
     def pass_rate(self) -> float:

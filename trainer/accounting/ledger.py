@@ -5,13 +5,13 @@
     learner     | start-up       | idle                | forward_backward  idle  ...   |
     booked as     startup          evaluation            total     evaluation  total
 
-`compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall
-time held since training began, without `start-up` and evaluation; it includes idle time, weight pushes,
+`compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall time
+held since training began, without `start-up` and evaluation; it includes idle time, weight pushes,
 checkpoints, and `tools`: an engine has no request while episodes wait for their environments (for those of an
-evaluation alone that is `evaluate`). `evaluation` is all time in `evaluate`, and a role's idle time while
-another evaluates; `startup` is the rest. The three add up to all the time held. On GPUs the unit is
-GPU-hours. On a CPU learner and engine share the cores in time, so each holds half of them, and the unit is
-core-hours.
+evaluation alone that is `evaluate`), or `teacher`, while groups wait for a teacher's scores. `evaluation` is
+all time in `evaluate`, and a role's idle time while another evaluates; `startup` is the rest. The three add
+up to all the time held. On GPUs the unit is GPU-hours. On a CPU learner and engine share the cores in time,
+so each holds half of them, and the unit is core-hours.
 """
 
 import json

@@ -13,11 +13,20 @@ class KLConfig:
     coefficient: NonNegativeFloat = 0.0
     """Weight of the KL penalty; 0: no penalty, and no second model in memory."""
     to: str = "initial"
-    """π_ref of the penalty: the frozen `initial` model; the `generator` that sampled the tokens (prime-rl), which needs no second model; or another model with the same tokenizer, such as a teacher, by folder or hub name."""
+    """π_ref of the penalty: the frozen `initial` model; the `generator` that sampled the tokens (prime-rl), which needs no second model; or another model with the same tokenizer, such as a teacher, by folder or hub name, or by the URL of a server with OpenAI's `/v1/completions` (vLLM, `python -m trainer.serve`): http://host:port."""
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key of a teacher behind a URL; `python -m trainer.serve` needs one (SIGMOID_RL_TOKEN). The key itself is written nowhere."""
+    deadline_s: PositiveFloat = 120.0
+    """Seconds for which a request to a teacher behind a URL is tried again before the run saves and ends; less than pipeline.deadline_s."""
     estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Schulman's estimators, with x = log π/π_ref: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (GRPO); or unbiased = ratio · k3 (DeepSeek-V3.2)."""
     place: Literal["loss", "reward", "in_advantage", "as_advantage"] = "loss"
     """Add the penalty to each token's loss term (GRPO); subtract it from the reward (InstructGPT): `zero_variance: drop` then compares what is left of it, and `resample` and `advantage_norm: group` are refused; `in_advantage`: subtract log π_gen - log π_ref from each token's advantage, after its norm; `as_advantage`: in place of it, so that rewards are not learned (on-policy distillation, docs/distillation.md). With these two `zero_variance: drop` drops no group."""
+
+    @property
+    def by_url(self) -> bool:
+        """True if the reference is a teacher that a server scores with."""
+        return self.coefficient > 0 and self.to.startswith(("http://", "https://"))
 
     @property
     def has_advantage(self) -> bool:
@@ -123,8 +132,8 @@ class ObjectiveConfig:
 
     @property
     def needs_reference(self) -> bool:
-        """True if a frozen model, the initial one or a teacher, is the reference of a penalty."""
-        return self.kl.coefficient > 0 and self.kl.to != "generator"
+        """True if a frozen model, the initial one or a teacher, is the reference of a penalty, in the learner."""
+        return self.kl.coefficient > 0 and self.kl.to != "generator" and not self.kl.by_url
 
     @property
     def needs_logprobs(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from trainer.config import Config
 from trainer.controller.deadline import Deadline
 from trainer.controller.rewards import Rewards
+from trainer.controller.teacher import Teacher
 from trainer.engines.pool import EnginePool
 from trainer.environments.pool import EnvironmentPool
 
@@ -25,3 +26,4 @@ class RolloutContext:
     environments: dict[str, EnvironmentPool] = field(default_factory=dict)  # by task or held-out set
     encode: Callable[[str], Sequence[int]] = lambda text: ()  # without special tokens of its own
     tokenizer: Any = None  # of transformers, for its chat template
+    teacher: Teacher | None = None  # behind a URL

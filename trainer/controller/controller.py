@@ -60,7 +60,7 @@ from trainer.controller.mixture import Mixture, task_metrics
 from trainer.controller.rollout import sample_record
 from trainer.controller.rounds import Minibatch, deal
 from trainer.controller.sampler import Sampler
-from trainer.controller.scores import to_score
+from trainer.controller.scores import to_score, with_teacher
 from trainer.controller.supervised import supervised_metrics
 from trainer.controller.weight_sync import WeightSync
 from trainer.messages import StepDone
@@ -222,12 +222,16 @@ class Controller:
         return min(pipeline.steps, by_compute)
 
     async def _score(self, groups: Sequence[Group]) -> dict[int, list[TokenScores]]:
-        """Scores of the rollouts by the learner's models, by group id; empty if the objective needs none."""
-        if not (objective := self.config.objective).needs_scores:
+        """Scores of the rollouts by the learner's models, and a server's, by group id; empty if the objective
+        needs none."""
+        objective, scores = self.config.objective, iter(list[TokenScores]())
+        if objective.needs_scores:
+            work = self.learner.score(to_score(groups), objective.needs_logprobs)
+            scores = iter(await self._wait_for(work, f"learner: score the data of step {self.version + 1}"))
+        elif not objective.kl.by_url:
             return {}
-        work = self.learner.score(to_score(groups), objective.needs_logprobs)
-        scores = iter(await self._wait_for(work, f"learner: score the data of step {self.version + 1}"))
-        return {g.group_id: list(islice(scores, len(g.rollouts))) for g in groups}
+        by_group = {g.group_id: list(islice(scores, len(g.rollouts))) for g in groups}
+        return with_teacher(groups, by_group) if objective.kl.by_url else by_group
 
     async def _collect(self, count: int) -> list[Minibatch]:
         """The next `count` minibatches; fewer if every prompt is solved, none once a stop is requested."""

@@ -155,7 +155,8 @@ class _Episode:
     async def _ask(self, call: Awaitable[Step]) -> Step | None:
         """The environment's answer; None if it fails."""
         try:
-            engines = self.ctx.engine.waiting(self.request_id, self.evaluation)
+            state = "evaluate" if self.evaluation else "tools"
+            engines = self.ctx.engine.waiting(self.request_id, state)
             with self.ctx.deadline.verification(), engines:
                 return await call
         except EnvironmentFailure as e:

@@ -104,7 +104,7 @@ class Groups:
         """One group, recorded in the journal when it starts and when it is complete; an episode by turns."""
         resumed = self._resumed.pop(issued.group_id, None)
         if resumed is not None and resumed.prompt == issued.prompt:
-            return resumed
+            return await self._scored(resumed)
         prompt, pasts = self._pasts.pop(issued.group_id, (issued.prompt, {}))
         pasts = pasts if prompt == issued.prompt else {}
         self._journal.issued(issued, pasts)
@@ -113,6 +113,16 @@ class Groups:
         else:
             group = await rollout_group(self._ctx, issued, partial(self._tape, issued.group_id, pasts))
         self._journal.finished(group)
+        return await self._scored(group)
+
+    async def _scored(self, group: Group) -> Group:
+        """The group with the log-probs of a teacher behind a URL, if there is one, recorded as well."""
+        if (teacher := self._ctx.teacher) is None or group.logprobs_ref:
+            return group
+        with self._ctx.engine.waiting("", "teacher"):
+            group = await teacher.score(group)
+        self._ctx.deadline.restart()
+        self._journal.scored(group)
         return group
 
     def _tape(self, group_id: int, pasts: Mapping[int, Past], index: int) -> Tape:

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,12 +25,12 @@ from trainer.controller.sampler import IssuedPrompt
 from trainer.controller.turns import Part, Past, joined
 from trainer.jsonl import append, open_to_append, read_lines
 from trainer.run_folder import checkpoints, kept_at
-from trainer.types import Columns, Completion, Group, Prompt, Rollout
+from trainer.types import Columns, Completion, Group, Prompt, Rollout, split
 
 SEGMENT_GROUPS = 256  # groups of one file
 KEEP_BYTES = 2_000_000_000  # of files that no checkpoint needs; below that they are kept, for analysis
 _ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int32, "sampled": np.bool_}
-_KINDS = "issued", "turn", "ended", "finished"  # of the records of a group
+_KINDS = "issued", "turn", "ended", "finished", "scored"  # of the records of a group
 
 
 class Journal:
@@ -69,6 +69,12 @@ class Journal:
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         packed = _packed(arrays["token_ids"][0], *(flat for _, flat in arrays.values()))
         self._append(group.group_id, {"finished": group.group_id} | packed | columns)
+
+    def scored(self, group: Group) -> None:
+        """Record a teacher's scores of a finished group."""
+        flat = np.concatenate(group.logprobs_ref)
+        record = {"scored": group.group_id, "lengths": [len(x) for x in group.logprobs_ref]}
+        self._append(group.group_id, record | {"tokens": _encoded(flat.tobytes())})
 
     def trained(self, step: int, minibatch: Minibatch) -> None:
         """Record which groups a step was trained on: first to last without those set aside; or, in a later
@@ -155,6 +161,10 @@ def replay(
         elif "finished" in record:
             finished[group_id] = _group(issued[group_id], record)
             episodes[group_id] = []
+        elif "scored" in record:
+            flat = np.frombuffer(_decoded(record["tokens"]), np.float32)
+            scores = tuple(split(record["lengths"], flat))
+            finished[group_id] = replace(finished[group_id], logprobs_ref=scores)
         else:
             episodes[group_id].append(record)
     return issued, finished, {i: _pasts(records) for i, records in episodes.items() if records}
@@ -206,12 +216,20 @@ def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
 def _packed(lengths: Sequence[int], *arrays: NDArray[Any]) -> dict[str, Any]:
     """Token columns as a record has them: the rollouts' lengths, and all values of each of _ARRAYS."""
     tokens = b"".join(flat.tobytes() for flat in arrays)
-    return {"lengths": lengths, "tokens": base64.b64encode(zlib.compress(tokens, 1)).decode()}
+    return {"lengths": lengths, "tokens": _encoded(tokens)}
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+def _decoded(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:
     """The token columns of a finished group, or of a turn: the rollouts' lengths and all values, by field."""
-    data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
+    data, start = _decoded(record["tokens"]), 0
     columns, count = {}, sum(record["lengths"])
     for name, dtype in _ARRAYS.items():
         flat: NDArray[Any] = np.frombuffer(data, dtype, count, start)

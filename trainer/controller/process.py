@@ -23,6 +23,7 @@ from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import load_tasks, sampler_of
 from trainer.controller.parity import parity_gate
 from trainer.controller.rewards import Rewards
+from trainer.controller.teacher import Teacher
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
 from trainer.environments.pool import EnvironmentPool
@@ -108,7 +109,10 @@ def prepare(
         played_by = {n: environments[owner] for n, owner in config.scorers.items() if owner in environments}
     stops = stop_ids(tokenizer, config.engine.stop)
     ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline, played_by)
-    return replace(ctx, encode=encoder(tokenizer), tokenizer=tokenizer), dataset
+    teacher = (
+        Teacher(config.objective.kl) if clients and config.objective.kl.by_url and not held_out_only else None
+    )
+    return replace(ctx, encode=encoder(tokenizer), tokenizer=tokenizer, teacher=teacher), dataset
 
 
 def note(emit: Emit, text: str) -> None:
@@ -119,6 +123,10 @@ def note(emit: Emit, text: str) -> None:
 async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
     """Return once learner and engines are ready, hold the run's first weights, and agree on them."""
     wait_for, engine = controller.ctx.deadline.wait_for, controller.ctx.engine
+    if teacher := controller.ctx.teacher:
+        new = controller.config.engine.longest_completion(len(controller.ctx.phrase_ids))
+        longest = max(len(p.token_ids) for p in controller.dataset.train) + new
+        await wait_for(teacher.start(controller.ctx.tokenizer, longest), "teacher: start")
     ready = {"learner": await wait_for(controller.learner.ready(), "learner: start", start=True)}
     if controller.config.engine.colocate:  # the learner has moved its weights off the engines' GPUs
         engine.resume()

@@ -4,14 +4,15 @@ The learner scores the data before its first step on them, so π_old are its own
 they become constants of the batch: nothing of this module has a gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernels import KL
-from trainer.config import KLConfig, ObjectiveConfig
+from trainer.config import ConfigError, KLConfig, ObjectiveConfig
 from trainer.types import Group, Prompt, Rollout, TokenScores, TrainSequence
 
 Floats = NDArray[np.float32]
@@ -35,6 +36,26 @@ def scorable(prompt: Prompt, rollouts: Sequence[Rollout]) -> list[TrainSequence]
 def to_score(groups: Sequence[Group]) -> list[TrainSequence]:
     """All rollouts of the groups, in order."""
     return [s for g in groups for s in scorable(g.prompt, g.rollouts)]
+
+
+def with_teacher(
+    groups: Sequence[Group], scores: Mapping[int, Sequence[TokenScores]]
+) -> dict[int, list[TokenScores]]:
+    """The scores by group id, with those of a teacher behind a URL, which stand in the groups."""
+    if missing := [g.group_id for g in groups if len(g.logprobs_ref) != len(g.rollouts)]:
+        raise ConfigError(
+            f"group {missing[0]} has no scores of a teacher behind a URL, and a replay asks for none; "
+            "expected a journal that holds them, or as objective.kl.to the teacher's folder"
+        )
+    return {
+        g.group_id: [
+            replace(s, logprobs_ref=x)
+            for s, x in zip(
+                scores[g.group_id] or [TokenScores()] * len(g.rollouts), g.logprobs_ref, strict=True
+            )
+        ]
+        for g in groups
+    }
 
 
 def mismatch_weight(rollout: Rollout, scores: TokenScores | None, objective: ObjectiveConfig) -> Floats:

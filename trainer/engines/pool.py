@@ -66,18 +66,19 @@ class EnginePool:
             engine.release(request_id)
 
     @contextmanager
-    def waiting(self, request_id: str, evaluation: bool) -> Iterator[None]:
-        """While an episode waits for its environment after this request: the ledger books that time of an
-        engine without other work. An episode whose keys and values no engine has counts for each."""
+    def waiting(self, request_id: str, state: str) -> Iterator[None]:
+        """While an episode waits for its environment after this request, or a group for its teacher: the
+        ledger books that time of an engine without other work as `state`. It counts for each engine where
+        none has keys and values of the request."""
         holder = self._holders.get(request_id)
         engines = [holder] if holder in self._live else list(self._live)
         for engine in engines:
-            engine.wait(evaluation, 1)
+            engine.wait(state, 1)
         try:
             yield
         finally:
             for engine in engines:
-                engine.wait(evaluation, -1)
+                engine.wait(state, -1)
 
     async def update_weights(self, version: int, path: str) -> None:
         """All live engines load at once. The file at `path` must stay until the next update."""

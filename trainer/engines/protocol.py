@@ -21,7 +21,8 @@ class EngineClient(RoleClient):
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._ended: dict[str, list[Completion]] = {}  # arrived, by request, and not yet delivered
         self._paused = False
-        self._waiting = {False: 0, True: 0}  # episodes that wait for their environments, of evaluations apart
+        # Completions that wait for their environments or a teacher, by the state of an engine without work.
+        self._waiting = {"tools": 0, "teacher": 0, "evaluate": 0}
         self._said = "idle"  # the last `Waits` that was sent
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
@@ -57,9 +58,9 @@ class EngineClient(RoleClient):
             with suppress(OSError):
                 self._send(messages.Abort(frozenset({request_id})))
 
-    def wait(self, evaluation: bool, more: int) -> None:
-        """So many more episodes wait for their environments, or fewer."""
-        self._waiting[evaluation] += more
+    def wait(self, state: str, more: int) -> None:
+        """So many more completions wait for what this state names, or fewer."""
+        self._waiting[state] += more
         if self._waits != self._said and self._dead is None and has_room(self._conn):
             with suppress(OSError):
                 self._send(messages.Waits(self._waits))
@@ -67,7 +68,7 @@ class EngineClient(RoleClient):
 
     @property
     def _waits(self) -> str:
-        return "tools" if self._waiting[False] else "evaluate" if self._waiting[True] else "idle"
+        return next((state for state, count in self._waiting.items() if count), "idle")
 
     async def update_weights(self, version: int, path: str) -> None:
         """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""

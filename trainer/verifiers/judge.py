@@ -5,10 +5,7 @@ verifier worker, which has no network.
 """
 
 import asyncio
-import hashlib
-import json
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -16,7 +13,8 @@ from multiprocessing import get_context
 from trainer.config import ConfigError, JudgeConfig
 from trainer.types import Prompt, Verdict
 from trainer.verifiers import judge_model
-from trainer.verifiers.judge_server import JudgeFailedError, NoScoreError, Request, Server
+from trainer.verifiers.http_client import Cache, NoScoreError, ServerFailedError
+from trainer.verifiers.judge_server import Request, Server
 
 CACHED = 65_536  # scores kept; the least recently used is dropped
 MAX_STARTUP_FAILURES = 50  # if none of the first 50 completions gets a score, the judge itself is wrong
@@ -38,7 +36,7 @@ class Judge:
             ) from e
         self._threshold, self._note = config.threshold, note
         self._backend = Server(config) if config.url else Model(config)
-        self._cache: OrderedDict[bytes, asyncio.Task[float]] = OrderedDict()
+        self._cached: Cache[float] = Cache(self._backend.score, CACHED)
         self._failures, self._scored = 0, False
         self.close = self._backend.close
 
@@ -60,20 +58,10 @@ class Judge:
             if self._failures == 1:
                 self._note(f"the judge gave no score: {e}; it counts as 0 (further ones are not reported)")
             if self._failures >= MAX_STARTUP_FAILURES and not self._scored:
-                raise JudgeFailedError(f"the judge scored none of {self._failures} completions: {e}") from e
+                raise ServerFailedError(f"the judge scored none of {self._failures} completions: {e}") from e
             return Verdict(0.0, "unparsable")
         self._scored = True
         return Verdict(value, "correct" if value >= self._threshold else "wrong")
-
-    async def _cached(self, request: Request) -> float:
-        """The score from the cache; what is being asked is not asked again, either."""
-        key = hashlib.sha256(json.dumps(request).encode()).digest()
-        if key not in self._cache:
-            self._cache[key] = asyncio.create_task(self._backend.score(request))
-            if len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return await asyncio.shield(self._cache[key])  # another rollout may wait for it, too
 
 
 class Model:
@@ -103,7 +91,7 @@ class Model:
                 try:
                     scores = await loop.run_in_executor(self._pool, judge_model.scores, requests)
                 except Exception as e:  # of many kinds, such as a GPU out of memory
-                    raise JudgeFailedError(f"the judge's process failed: {_text(e)}") from e
+                    raise ServerFailedError(f"the judge's process failed: {_text(e)}") from e
                 for (_, waits), score in zip(batch, scores, strict=True):
                     waits.set_result(score)
         if (value := await future) is None:

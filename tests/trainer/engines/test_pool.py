@@ -24,10 +24,10 @@ class Engine:
         self.made: list[str] = []
         self.running = self.most = 0
         self.paused = False
-        self.waiting = [0, 0]  # training's episodes, evaluations'
+        self.waiting = {"tools": 0, "evaluate": 0}
 
-    def wait(self, evaluation: bool, more: int) -> None:
-        self.waiting[evaluation] += more
+    def wait(self, state: str, more: int) -> None:
+        self.waiting[state] += more
 
     async def ready(self) -> dict[str, Any]:
         return {}
@@ -107,11 +107,11 @@ def test_an_episode_waits_at_the_engine_that_has_its_keys_and_without_one_at_eac
         await indices(engine, replace(request("x", 1), keep_kv=("length",)))
         (holder,) = (e for e in engines if e.made)
         (other,) = (e for e in engines if not e.made)
-        with engine.waiting("x", evaluation=False), engine.waiting("", evaluation=True):
-            assert (holder.waiting, other.waiting) == ([1, 1], [0, 1])
-        with pytest.raises(ValueError), engine.waiting("x", evaluation=False):
+        with engine.waiting("x", "tools"), engine.waiting("", "evaluate"):
+            assert [list(e.waiting.values()) for e in (holder, other)] == [[1, 1], [0, 1]]
+        with pytest.raises(ValueError), engine.waiting("x", "tools"):
             raise ValueError("its environment failed")
-        assert holder.waiting == other.waiting == [0, 0]
+        assert not any((*holder.waiting.values(), *other.waiting.values()))
 
     asyncio.run(work())
 

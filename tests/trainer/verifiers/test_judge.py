@@ -14,9 +14,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trainer.config import ConfigError, JudgeConfig
 from trainer.types import Prompt, Verdict
-from trainer.verifiers import judge_model, judge_server
+from trainer.verifiers import http_client, judge_model
+from trainer.verifiers.http_client import ServerFailedError
 from trainer.verifiers.judge import Judge
-from trainer.verifiers.judge_server import JudgeFailedError
 
 PROMPT = Prompt("id", "2+2=", (1, 2), "4", {})
 CONFIG = JudgeConfig(model="judge", deadline_s=20)
@@ -24,7 +24,7 @@ CONFIG = JudgeConfig(model="judge", deadline_s=20)
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_server, "PAUSE_S", 0.01)
+    monkeypatch.setattr(http_client, "PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_reply_without_a_number_scores_0_and_a_judge_that_never_scores_ends_th
     with serve(lambda route, body: says("It depends.")) as server:
         config = replace(CONFIG, url=server.url)
         assert ask(config, "4") == [Verdict(0.0, "unparsable")]
-        with pytest.raises(JudgeFailedError, match=r"none of 50 completions: there is no number .*depends"):
+        with pytest.raises(ServerFailedError, match=r"none of 50 completions: there is no number .*depends"):
             ask(config, *map(str, range(50)))
 
 
@@ -153,7 +153,7 @@ def test_vllms_reward_models_are_asked_with_the_conversation_and_without_activat
 
 def test_a_classifier_of_two_classes_is_no_reward_model() -> None:
     two = (200, {"data": [{"probs": [0.3, 0.7]}]})
-    refused = pytest.raises(JudgeFailedError, match=r"is not that of verifier.judge.api classify")
+    refused = pytest.raises(ServerFailedError, match=r"is not that of verifier.judge.api classify")
     with serve(lambda route, body: two) as server, refused:
         ask(replace(CONFIG, url=server.url, api="classify"), "4")
 
@@ -191,7 +191,9 @@ def test_a_refused_text_scores_0_and_a_refused_key_ends_the_run(monkeypatch: pyt
         assert len(server.requests) == 2 and "HTTP 400 too long" in notes[0]
         assert server.headers[0]["Authorization"] == "Bearer sk-secret"
         server.reply = lambda route, body: (401, "sk-secret is wrong")
-        with pytest.raises(JudgeFailedError, match=r"refuses /v1/chat/completions: HTTP 401 \*\*\* is wrong"):
+        with pytest.raises(
+            ServerFailedError, match=r"refuses /v1/chat/completions: HTTP 401 \*\*\* is wrong"
+        ):
             ask(config, "4")
 
 
@@ -208,7 +210,7 @@ def test_a_server_that_is_away_is_named_after_the_deadline() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # it does not listen
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(JudgeFailedError, match=f"the judge at {url} has not answered for .* = 0.2 s"):
+        with pytest.raises(ServerFailedError, match=f"the judge at {url} has not answered for .* = 0.2 s"):
             ask(replace(CONFIG, url=url, deadline_s=0.2), "4")
 
 
