@@ -6,6 +6,7 @@ thinking is that of the whole episode: in the turn that reaches it, the phrase l
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +35,10 @@ async def play(
     task = ctx.config.scored[prompt.task]
     request = replace(request, request_id=f"{request.request_id}.{index}", n=1)
     request = replace(request, seed=(request.seed * 65_537 + index) * SEEDS)
-    async with ctx.environments[prompt.task].episode(request.evaluation) as environment:
+    async with AsyncExitStack() as stack:
+        with ctx.engine.waiting("", request.evaluation):  # for a free process
+            pool = ctx.environments[prompt.task]
+            environment = await stack.enter_async_context(pool.episode(request.evaluation))
         one = _Episode(ctx, task, environment, rendering_of(ctx, prompt, task), budget, request.evaluation)
         first = await one.begin(prompt)
         completion, sampled = await generate(ctx, request, first, one.respond, tape) if first else joined([])

@@ -1,8 +1,8 @@
 """Promises of an episode: tokens verbatim, masks by who made them, rewards and budgets; dropped failures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainer.controller.evaluate import score
 from trainer.controller.rollout import rollout_group, sample_record
 from trainer.controller.sampler import IssuedPrompt
 from trainer.environments.pool import EnvironmentFailure, Step
-from trainer.types import Group
+from trainer.types import Completion, Group, Request
 
 
 @dataclass
@@ -61,6 +61,7 @@ def play(
     stories: list[FakeEpisode],
     max_new_tokens: int = 100,
     interruption: Any = None,
+    pool: type[FakePool] = FakePool,
     **more: Any,
 ) -> Group:
     """A group of episodes; a text is written as the numbers of its characters less 500."""
@@ -68,7 +69,7 @@ def play(
     environment = EnvironmentConfig(**{"kind": "fakes:Fake", **more})
     pipeline = {"completions_per_prompt": len(stories)}
     config = having(Config(environment=environment), pipeline=pipeline, engine=engine_keys)
-    pools: Any = {"": FakePool(stories)}
+    pools: Any = {"": pool(stories)}
     encode = lambda text: [ord(c) + 500 for c in text]  # noqa: E731
     ctx = context(config, engine, environments=pools, encode=encode)
     return asyncio.run(rollout_group(ctx, IssuedPrompt(5, 1, prompts(1)[0], 0)))
@@ -97,6 +98,39 @@ def test_an_episode_is_its_turns_and_what_the_environment_says_between_them() ->
     contents = [(t["role"], t["content"], t.get("reward")) for t in record["turns"]]
     assert contents[:3] == [("user", "?", None), ("assistant", "10 11", 0.5), ("user", "ab", None)]
     assert (record["count"], record["seconds"], record["error"]) == (3, 0.25, "")
+
+
+def test_engines_wait_for_a_process_and_for_each_answer() -> None:
+    waits, during = 0, list[tuple[str, int]]()
+
+    class Engine(FakeEngine):
+        @contextmanager
+        def waiting(self, request_id: str, evaluation: bool) -> Iterator[None]:
+            nonlocal waits
+            waits += 1
+            yield
+            waits -= 1
+
+        async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
+            during.append(("model", waits))
+            async for ended in super().stream(request):
+                yield ended
+
+    class Slow(FakePool):
+        @asynccontextmanager
+        async def episode(self, evaluation: bool = False) -> AsyncIterator[FakeEpisode]:
+            during.append(("process", waits))
+            async with super().episode(evaluation) as one:
+                yield one
+
+    class Story(FakeEpisode):
+        async def step(self, message: dict[str, Any]) -> Step:
+            during.append(("answer", waits))
+            return await super().step(message)
+
+    story = Story([says("a"), says("b", 1.0, done=True)])
+    play(Engine(lambda request, index: 2), [story], pool=Slow)
+    assert during == [("process", 1), *[("model", 0), ("answer", 1)] * 2] and not waits
 
 
 def test_no_two_turns_of_a_group_share_random_numbers() -> None:
