@@ -38,7 +38,7 @@ def cases(options: Namespace) -> Iterator[Case]:
     cells = {cell.name: cell for cell in all_cells()}
     for name in chosen(options.only, cells):
         cell = cells[name]
-        if cell.role == VLLM and importlib.util.find_spec("vllm") is None:
+        if VLLM in cell.role and importlib.util.find_spec("vllm") is None:
             continue
         if cell.fault in (FULL, READ_ONLY) and os.geteuid():
             continue

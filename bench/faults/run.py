@@ -25,8 +25,9 @@ START_DEADLINE_S = 120
 PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
 
 
-def command(folder: Path) -> list[str]:
-    """The command that starts the run, and its data: sums, on which the math verifier's workers decide."""
+def command(folder: Path, more: tuple[str, ...]) -> list[str]:
+    """The command that starts the run with further options, and its data: sums, on which the math verifier's
+    workers decide, if no environment does."""
     data = folder / "sums.jsonl"
     sums = [(a, b) for a in range(10, 20) for b in range(10, 20)]
     rows = [{"question": f"Calculate {a} + {b}.", "answer": str(a + b)} for a, b in sums]
@@ -43,7 +44,10 @@ def command(folder: Path) -> list[str]:
         "--evaluation.every": 3, "--evaluation.samples": 2,
         "--logging.checkpoint_every": 2, "--logging.tensorboard": "false",
     }  # fmt: skip
-    return [sys.executable, "-m", "trainer.main", *(str(x) for pair in flags.items() for x in pair)]
+    if "--environment.kind" in more:
+        flags = {name: value for name, value in flags.items() if not name.startswith("--verifier")}
+    settings = (str(x) for pair in flags.items() for x in pair)
+    return [sys.executable, "-m", "trainer.main", *settings, *more]
 
 
 class Run:
@@ -64,7 +68,7 @@ class Run:
         (self.dir / "pids.json").unlink(missing_ok=True)  # of the process before
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            [*machine.with_shared_memory(folder), *command(folder), *more, *resume],
+            [*machine.with_shared_memory(folder), *command(folder, more), *resume],
             cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip

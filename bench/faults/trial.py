@@ -51,7 +51,7 @@ def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
         undo = _cause(cell, run)
         try:
             at_work = _at_work(cell, run, began, step)
-            starts = cell.phase == "start-up" or cell.role == VLLM
+            starts = cell.phase == "start-up" or VLLM in cell.role
             run.until(at_work, DEADLINE_S + (START_DEADLINE_S if starts else 0) + GRACE_S)
             if run.process.poll() is not None or not at_work():
                 return _outcome(cell, run, began)
@@ -143,8 +143,8 @@ def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool
             return False
         if cell.fault == NAN and not run.printed("the step was skipped", began):
             return False
-        killed_engine = cell.fault == KILLED and cell.role.startswith("engine")
-        return not killed_engine or run.printed(rf"{cell.role} is back", began) is not None
+        killed_engine = cell.fault == KILLED and cell.process.startswith("engine")
+        return not killed_engine or run.printed(rf"{cell.process} is back", began) is not None
 
     return check
 

@@ -109,7 +109,7 @@ def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit(
 
 def test_every_cell_is_tried_once_a_run() -> None:
     names = [cell.name for cell in all_cells()]
-    assert len(set(names)) == len(names) == 133
+    assert len(set(names)) == len(names) == 152
     tried = dict(matrix.cases(Namespace(only="controller, training", runs=2)))
     assert list(tried)[:2] == ["controller, training, killed, 1", "controller, training, killed, 2"]
     assert len(tried) == 4
@@ -139,6 +139,8 @@ def test_growth_is_of_the_last_quarter_over_the_second() -> None:
         Cell("engine-1", "evaluating", FROZEN),
         Cell("learner", "training", NAN),
         Cell("engine", "generating", INF),
+        Cell("engine, LoRA", "pushing weights", KILLED),
+        Cell("environment", "generating", FROZEN),
     ],
     ids=lambda cell: cell.name,
 )

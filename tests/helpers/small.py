@@ -32,14 +32,14 @@ ROLES = (
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, seed: int = 0) -> Path:
     """A random model and its tokenizer, in `folder`."""
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     fast.save_pretrained(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
-from small import MAIN, Begin, metrics, run, started
+from small import MAIN, Begin, make_model, metrics, run, started, until
 
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines
@@ -194,19 +194,58 @@ def killed_at(argv: list[str], tmp: Path, instant: Callable[[], Any]) -> None:
         process.wait()
 
 
-def test_a_run_of_lora_that_is_killed_and_resumed_is_bit_for_bit_the_unbroken_one(
-    begin: Begin, tmp_path: Path
+LORA = "--model.lora.rank=4 --learner.lr=1e-2 --objective.kl.coefficient=0.1"
+TEACHER = "--objective.kl.to={model} --objective.kl.place=as_advantage --objective.kl.estimator=k1"
+OTHER_RUNS = {
+    "LoRA": LORA,
+    "a teacher": f"{TEACHER} --objective.kl.coefficient=1 --objective.zero_variance=keep",
+    "SFT": "--objective.loss=sft --objective.zero_variance=keep --pipeline.scheme=ppo_off_policy "
+    "--pipeline.minibatches=2",
+}
+
+
+@pytest.fixture(scope="module", params=OTHER_RUNS)
+def other_run(
+    request: pytest.FixtureRequest, begin: Begin, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, tuple[str, ...]]:
+    """An unbroken run of another kind than those above, and its options."""
+    folder = tmp_path_factory.mktemp("other")
+    teacher = make_model(folder / "teacher", seed=1)
+    flags = (*SETTINGS, *OTHER_RUNS[request.param].format(model=teacher).split())
+    run(begin(folder / "run", *flags), folder)
+    return folder / "run", flags
+
+
+def test_adapters_a_teacher_and_sft_that_are_killed_and_resumed_are_bit_for_bit_the_unbroken_run(
+    other_run: tuple[Path, tuple[str, ...]], begin: Begin, tmp_path: Path
 ) -> None:
-    """Its learner begins with the base of model.path again, its engines with the sum in the checkpoint."""
-    flags = "--model.lora.rank=4 --learner.lr=1e-2 --objective.kl.coefficient=0.1"
-    kept, run_dir = tmp_path / "unbroken", tmp_path / "run"
-    run(begin(kept, *SETTINGS, *flags.split()), tmp_path)
+    """LoRA's learner begins with the base of model.path again, its engines with the sum in the checkpoint."""
+    kept, flags = other_run
+    run_dir = tmp_path / "run"
     saved = run_dir / "checkpoints" / "step-000004"
-    killed_at(begin(run_dir, *SETTINGS, *flags.split()), tmp_path, saved.exists)
+    killed_at(begin(run_dir, *flags), tmp_path, saved.exists)
     run([*MAIN, "--resume", "--run-dir", str(run_dir)], tmp_path)
     assert weights(run_dir) != weights(run_dir, 2)
     assert losses(run_dir) == losses(kept) and len(losses(run_dir)) == STEPS
     assert weights(run_dir) == weights(kept)
+
+
+def test_a_run_whose_engine_is_killed_is_the_unbroken_one_for_it_gets_the_newest_adapters(
+    other_run: tuple[Path, tuple[str, ...]], begin: Begin, tmp_path: Path
+) -> None:
+    kept, flags = other_run
+    run_dir = tmp_path / "run"
+
+    def engine() -> int:
+        return int(json.loads((run_dir / "pids.json").read_text())["engine"])
+
+    with started(begin(run_dir, *flags), tmp_path) as process:
+        until((run_dir / "checkpoints" / "step-000004").exists, process, 120)
+        pid = engine()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: engine() != pid, process, 120)
+        assert process.wait(120) == 0
+    assert losses(run_dir) == losses(kept) and weights(run_dir) == weights(kept)
 
 
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
