@@ -55,21 +55,21 @@ CEILINGS = {
     # 20 supervised fine-tuning, 9 a teacher
     # 6 LoRA; 20 supervised fine-tuning, 9 a teacher, 3 log-probs of prompts, 1 an environment's interpreter
     # 17 a teacher behind a URL
-    "trainer": 2_127,  # 4 where turns begin and end, what an engine waits for, 47 one command
+    "trainer": 2_132,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_874,  # 1 which turn is the last, 101 turns in the journal
+    "controller": 2_898,  # 1 which turn is the last, 101 turns in the journal; 24 experts
     # 32 keys of turns that are computed again, 26 the state `tools`
-    "engines": 1_706,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows
+    "engines": 1_741,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     "launcher": 1_713,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
-    "learner": 2_346,
-    "models": 348,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files
+    "learner": 2_400,  # 54 experts
+    "models": 400,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share

@@ -65,6 +65,8 @@ class Request:
     # Where each of the model's turns in it begins and ends: so an engine that lacks these keys and values can
     # compute them as they were.
     turns: tuple[int, ...] = ()
+    # Return the experts of the tokens from this position on: earlier ones are known. −1: of none.
+    experts_from: int = -1
     score_prompt: bool = False  # log-probs of the prompt's tokens, too; with n = 1, not with `continues`
 
 
@@ -80,6 +82,9 @@ class Completion:
     finish_reason: FinishReason
     # (P − 1,) PROMPT_SCORE of the prompt's tokens from the second on, if the request asks for them.
     prompt_scores: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PROMPT_SCORE))
+    # Ids (models/experts.py) of the tokens of prompt and completion from `experts_from` to the one before the
+    # last, which the model has not read.
+    experts: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class Rollout:
     scores: dict[str, float] = field(default_factory=dict)
     # Of an episode, for people: the `turns` as messages, their `count`, `tool_calls`, `seconds` and `error`.
     episode: dict[str, Any] = field(default_factory=dict)
+    # (P + T − 1, layers · k) ids of the experts of prompt and completion, but for the last token.
+    experts: NDArray[Any] | None = None
 
     @property
     def scored(self) -> bool:
@@ -138,6 +145,8 @@ class TrainSequence:
     logprobs_ref: NDArray[np.float32] | None = None  # (T,) nats, of the reference model, for a KL penalty
     values: NDArray[np.float32] | None = None  # (T,) the critic's, before the first step on these tokens
     returns: NDArray[np.float32] | None = None  # (T,) what the critic learns
+    # (P + T − 1, layers · k) ids of the experts to replay, of prompt and completion
+    experts: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,7 @@ class TrainBatch:
 class Columns(Generic[T]):
     """Records of one dataclass as columns, which pickle ten times as fast as a thousand small arrays.
 
-    A column of (T,) arrays is a list of their lengths and one array of all values; any other is a list.
+    A column of (T, ...) arrays is a list of their lengths and one array of all values; any other is a list.
     """
 
     kind: type[T]
@@ -180,7 +189,7 @@ class Columns(Generic[T]):
         columns: dict[str, Any] = {}
         for name in [f.name for f in fields(records[0])] if records else ():  # type: ignore[arg-type]
             values = [getattr(record, name) for record in records]
-            arrays = isinstance(values[0], np.ndarray)
+            arrays = all(isinstance(v, np.ndarray) for v in values)
             columns[name] = ([len(v) for v in values], np.concatenate(values)) if arrays else values
         return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]
 

@@ -70,9 +70,14 @@ def make_model(kind: str, folder: Path) -> str:
     for p in lm.parameters():
         p.data.normal_(0, 0.2) if p.dim() > 1 else None
     lm.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
+    save_words(folder)
     return str(folder)
+
+
+def save_words(folder: Path, vocabulary: int = VOCABULARY) -> None:
+    """A tokenizer of numbers, in the folder."""
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(vocabulary)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
 
 
 def gradients_of_step(

@@ -39,6 +39,8 @@ class ModelConfig:
     """Processes in which the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
     match_engine: bool | None = None
     """Residual stream, norms and RoPE tables of the learner in bfloat16, as the engine has them: less mismatch, and fewer bytes. Null: where the learner is on a GPU, `dtype` is bfloat16 and the family's layers are built as Llama's are. True on a CPU, too."""
+    replay_experts: bool | None = None
+    """Where a mixture routes a token to, the learner takes from the engine, with weights of its own (R3, arXiv 2510.11370): else rounding and lag choose other experts. Null: on for the families for which it is built, off for others; docs/experts.md."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

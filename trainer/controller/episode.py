@@ -62,6 +62,7 @@ async def play(
             "turns": one.messages, "count": one.turns, "tool_calls": one.tool_calls,
             "seconds": environment.seconds, "error": one.error,
         },
+        experts=completion.experts,
     )  # fmt: skip
     tape.end(rollout)
     return rollout

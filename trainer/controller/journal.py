@@ -66,8 +66,10 @@ class Journal:
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
         columns = dict(Columns.from_records(group.rollouts).columns)
+        del columns["experts"]
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         packed = _packed(arrays["token_ids"][0], *(flat for _, flat in arrays.values()))
+        columns |= _experts([r.experts for r in group.rollouts])
         self._append(group.group_id, {"finished": group.group_id} | packed | columns)
 
     def scored(self, group: Group) -> None:
@@ -109,12 +111,14 @@ def issued_record(issued: IssuedPrompt) -> dict[str, Any]:
 def _turn_record(group_id: int, index: int, number: int, part: Part) -> dict[str, Any]:
     whole, sampled = joined([part])
     packed = _packed([len(sampled)], whole.token_ids, whole.logprobs_gen, whole.versions, sampled)
+    packed |= _experts([whole.experts])
     return {"turn": group_id, "index": index, "number": number, "reason": whole.finish_reason} | packed
 
 
 def _end_record(group_id: int, index: int, rollout: Rollout) -> dict[str, Any]:
-    """The rollout without its tokens, which are those of the turns."""
-    known = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name not in _ARRAYS}
+    """The rollout without its tokens, which are those of the turns, and their experts."""
+    names = [f.name for f in fields(Rollout) if f.name not in (*_ARRAYS, "experts")]
+    known = {name: getattr(rollout, name) for name in names}
     return {"ended": group_id, "index": index, "length": len(rollout.token_ids), "rollout": known}
 
 
@@ -196,18 +200,22 @@ def _pasts(records: list[dict[str, Any]]) -> dict[int, Past]:
                 past.parts.pop()
             whole, sampled = joined(past.parts)
             arrays = whole.token_ids, whole.logprobs_gen, whole.versions, sampled
-            past.rollout = Rollout(*arrays, **record["rollout"])
+            past.rollout = Rollout(*arrays, **record["rollout"], experts=whole.experts)
     return pasts
 
 
 def _part(record: dict[str, Any]) -> Part:
     ids, logprobs, versions, sampled = (flat for _, flat in unpack(record).values())
     said = Completion("", 0, ids[sampled], logprobs[sampled], versions[sampled], record["reason"])
+    if "experts" in record:
+        (experts,) = _unpacked_experts(record["experts"])
+        said = replace(said, experts=experts)
     return tuple(ids[~sampled].tolist()), said
 
 
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     columns = unpack(record) | record
+    columns["experts"] = _unpacked_experts(record.get("experts", [None] * len(record["lengths"])))
     known = {f.name: columns[f.name] for f in fields(Rollout) if f.name in columns}  # older ones lack some
     rollouts = Columns(Rollout, known).to_records()
     return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
@@ -225,6 +233,19 @@ def _encoded(data: bytes) -> str:
 
 def _decoded(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
+
+
+def _experts(by_rollout: Sequence[NDArray[Any] | None]) -> dict[str, Any]:
+    """The experts of a group's rollouts, or of a turn, as a record has them: width, type and bytes."""
+    if all(x is None for x in by_rollout):
+        return {}
+    packed = [x if x is None else [x.shape[1], x.dtype.str, _encoded(x.tobytes())] for x in by_rollout]
+    return {"experts": packed}
+
+
+def _unpacked_experts(packed: Sequence[Any]) -> list[NDArray[Any] | None]:
+    """The experts of each rollout in a record."""
+    return [one and np.frombuffer(_decoded(one[2]), one[1]).reshape(-1, one[0]) for one in packed]
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:

@@ -35,7 +35,7 @@ async def parity_gate(
     ConfigError above the threshold."""
     prompts = prompts[:PROMPTS]
     groups = await asyncio.gather(  # all at once, so that every engine takes part
-        *(rollout_prompt(ctx, p, SAMPLES, f"parity{i}", i, step=None) for i, p in enumerate(prompts))
+        *(rollout_prompt(ctx, p, SAMPLES, f"parity{i}", i, None, experts=True) for i, p in enumerate(prompts))
     )
     pairs = zip(prompts, groups, strict=True)
     sequences = [s for prompt, rollouts in pairs for s in scorable(prompt, rollouts)]

@@ -28,15 +28,18 @@ async def rollout_group(
     """All completions of one prompt; each is verified as soon as it ends."""
     n = ctx.config.pipeline.completions_per_prompt
     seed = ctx.config.seed * 1_000_003 + issued.group_id
-    rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.group_id}", seed, issued.step, tapes)
+    name = f"g{issued.group_id}"
+    rollouts = await rollout_prompt(ctx, issued.prompt, n, name, seed, issued.step, tapes, experts=True)
     return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
 async def rollout_prompt(
     ctx: RolloutContext, prompt: Prompt, n: int, request_id: str, seed: int, step: int | None,
-    tapes: Tapes = lambda index: Tape(),
+    tapes: Tapes = lambda index: Tape(), experts: bool = False,
 ) -> list[Rollout]:  # fmt: skip
-    """`n` verified rollouts of a prompt, by index, for an optimizer step (from 0), or None: an evaluation."""
+    """`n` verified rollouts of a prompt, by index, for an optimizer step (from 0), or None: an evaluation.
+
+    `experts`: with those of a mixture, for the learner to replay."""
     request = Request(
         request_id=request_id,
         prompt_ids=prompt.token_ids,
@@ -46,6 +49,7 @@ async def rollout_prompt(
         stop_ids=ctx.stop_ids,
         seed=seed,
         evaluation=step is None,
+        experts_from=0 if experts else -1,
     )
     if prompt.task in ctx.environments:
         forced = ctx.config.engine.interruption.enabled
@@ -118,6 +122,7 @@ async def _verify(
         truncated=completion.finish_reason == "length",
         interrupted=sampled is not None and not sampled.all(),
         scores=scored.scores,
+        experts=completion.experts,
     )
 
 

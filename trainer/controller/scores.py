@@ -28,6 +28,7 @@ def scorable(prompt: Prompt, rollouts: Sequence[Rollout]) -> list[TrainSequence]
             versions=r.versions,
             token_weights=r.sampled.astype(np.float32),
             advantages=np.zeros(len(r.token_ids), np.float32),
+            experts=r.experts,
         )
         for r in rollouts
     ]

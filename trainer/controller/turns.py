@@ -98,6 +98,7 @@ async def generate(
         request = replace(
             request, prompt_ids=(*request.prompt_ids, *ids), seed=request.seed + 1, continues=continued,
             turns=(*request.turns, begin, begin + len(ids)) if continued else (),
+            experts_from=begin + len(ids) - 1 if request.experts_from >= 0 else -1,
         )  # fmt: skip
     if len(tape.past.parts) > len(parts):  # the environment has ended the episode earlier
         tape.differs()
@@ -107,7 +108,8 @@ async def generate(
 def joined(parts: Sequence[Part]) -> tuple[Completion, NDArray[np.bool_]]:
     """All turns in one completion, and (T,) which tokens were sampled; an empty one without turns.
 
-    Injected tokens have the version of the token after them, or if that turn is empty of the one before."""
+    Injected tokens have the version of the token after them, or if that turn is empty of the one before.
+    A token's experts are those of the pass that read it first: the one whose keys and values are kept."""
     if not parts:
         none = np.zeros(0, np.int32)
         return Completion("", 0, none, np.zeros(0, np.float32), none, "abort"), np.zeros(0, np.bool_)
@@ -123,4 +125,7 @@ def joined(parts: Sequence[Part]) -> tuple[Completion, NDArray[np.bool_]]:
         rows.append((completion.token_ids, completion.logprobs_gen, versions, sampled))
         last = versions[-1:] if len(versions) else last
     ids, logprobs, versions, sampled = map(np.concatenate, zip(*rows, strict=True))
-    return replace(completion, token_ids=ids, logprobs_gen=logprobs, versions=versions), sampled
+    recorded = [one.experts for _, one in parts if one.experts is not None]
+    experts = np.concatenate(recorded) if len(recorded) == len(parts) else None
+    whole = replace(completion, token_ids=ids, logprobs_gen=logprobs, versions=versions, experts=experts)
+    return whole, sampled

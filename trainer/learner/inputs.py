@@ -29,6 +29,7 @@ class Inputs:
     rows: Tensor  # (N,)
     packed: Layout
     columns: Mapping[str, Tensor]  # (N,) each, or those of all ranks that share the head
+    experts: Tensor | None = None  # (T, layers, k) ids to replay; −1: the router's own choice
 
     def to(self, device: torch.device) -> "Inputs":
         """The same on a device."""
@@ -40,18 +41,21 @@ class Inputs:
 
     def _map(self, put: Callable[[Tensor], Tensor]) -> "Inputs":
         columns = {name: put(x) for name, x in self.columns.items()}
-        return Inputs(put(self.ids), put(self.positions), put(self.rows), self.packed.map(put), columns)
+        experts = None if self.experts is None else put(self.experts)
+        layout = self.packed.map(put)
+        return Inputs(put(self.ids), put(self.positions), put(self.rows), layout, columns, experts)
 
 
 def make_inputs(
-    batch: MicroBatch, dtype: torch.dtype, device: torch.device, columns: Mapping[str, NDArray[Any]] = {}
-) -> Inputs:
+    batch: MicroBatch, dtype: torch.dtype, device: torch.device, columns: Mapping[str, NDArray[Any]] = {},
+    experts: Tensor | None = None,
+) -> Inputs:  # fmt: skip
     """The tensors, in the host's memory, that a body in this type takes of a micro-batch on this device, and
     those of these columns of its loss tokens."""
     flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
     ids, positions, rows = map(torch.from_numpy, (batch.input_ids, batch.position_ids, batch.rows))
     tensors = {name: torch.from_numpy(x) for name, x in columns.items()}
-    inputs = Inputs(ids, positions, rows, layout(batch.segments, flash), tensors)
+    inputs = Inputs(ids, positions, rows, layout(batch.segments, flash), tensors, experts)
     return inputs.pinned() if device.type == "cuda" else inputs
 
 

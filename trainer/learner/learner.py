@@ -37,6 +37,7 @@ from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import BatchStats, batch_metrics, lag_histogram, rank_stats, total
+from trainer.models.experts import Routers, obstacle, replays_experts, unknown
 from trainer.models.resolve import base_name, resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
@@ -146,6 +147,7 @@ class Learner:
             "learner/rank_tokens": {str(rank): n for rank, n in enumerate(tokens)},
             "learner/micro_batches": float(sum(m is not DUMMY for step in steps for m in step)),
             "learner/rank_imbalance": imbalance(steps),
+            **self._unreplayed(steps),
             "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
             "learner/seconds": seconds,
             **{f"learner/seconds_{name}": x for name, x in self._part_seconds.items()},
@@ -163,7 +165,10 @@ class Learner:
         with torch.no_grad():
             for step in schedule(weighted, self._token_budget, self.ranks.size):
                 m = step[self.ranks.rank]
-                outputs = {name: model(m, None, temperature, step) for name, model in models.items()}
+                asked = {"logprobs": m, "logprobs_ref": replace(m, experts=None)}  # it routes as itself
+                outputs = {
+                    name: model(asked[name], None, temperature, step) for name, model in models.items()
+                }
                 scored = {name: out.logprobs.cpu().numpy() for name, out in outputs.items()}
                 if self.critic is not None:
                     scored["values"] = self.critic.values(m, outputs["logprobs"]).cpu().numpy()
@@ -247,6 +252,18 @@ class Learner:
             return self.model.inputs(step[self.ranks.rank], step, columns)
 
         return zip(steps, prefetch(make, steps) if self._cuda else map(make, steps), strict=True)
+
+    def _unreplayed(self, steps: Sequence[MicroStep]) -> dict[str, float]:
+        """The share of input tokens some of whose experts are not known, if experts are replayed."""
+        if self.model.routers is None:
+            return {}
+        lacking = [
+            len(m.input_ids) if m.experts is None else int(unknown(m.experts).any(1).sum())
+            for step in steps
+            for m in step
+            if m is not DUMMY
+        ]
+        return {"learner/experts_not_replayed": sum(lacking) / max(1, sum(rank_tokens(steps)))}
 
     @contextmanager
     def _parts_booked(self) -> Iterator[None]:
@@ -337,6 +354,11 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     elif adapted:
         add_adapters(policy.lm, policy.dtype, config.model.lora, config.seed)
     lines = [fuse_on(ranks.device, policy.lm, policy.dtype, config.model.match_engine)]
+    setting, text = config.model.replay_experts, policy.lm.config.get_text_config()
+    if not frozen and replays_experts(setting, text):
+        policy.routers = Routers(policy.lm)
+    elif not frozen and setting is None and experts_per_token(text.to_dict()):
+        lines.append(f"experts are not replayed, since {obstacle(text)}")
     if ranks.device.type == "cuda":
         lines.append(flash_kernel()[1] if policy.dtype in FLASH_DTYPES else "attention in float32, by blocks")
     policy.kernels = "; ".join(filter(None, lines))

@@ -26,6 +26,8 @@ from trainer.types import TrainSequence
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
+# Of the loss tokens.
+COLUMNS = [f.name for f in fields(TrainSequence) if not f.name.endswith("_ids") and f.name != "experts"]
 GROWTH = 1.005  # of the capacity when a packing fails: the bins' lengths get as close as this allows
 
 
@@ -63,6 +65,7 @@ class MicroBatch:
     logprobs_ref: NDArray[np.float32] | None  # (N,) nats
     values: NDArray[np.float32] | None  # (N,)
     returns: NDArray[np.float32] | None  # (N,)
+    experts: NDArray[Any] | None  # (T, layers · k) ids to replay
 
     @property
     def anchor(self) -> NDArray[np.float32]:
@@ -180,6 +183,18 @@ class _Run:
         return self.sequence.token_ids[: self.weighted[-1]]
 
     @property
+    def experts(self) -> NDArray[Any] | None:
+        """Those of the prompt and of `inputs`, if they are to be replayed."""
+        experts = self.sequence.experts
+        return None if experts is None else experts[: len(self.sequence.prompt_ids) + self.weighted[-1]]
+
+    @property
+    def prompt(self) -> bytes:
+        """The prompt and its experts, which all completions of a piece have in common."""
+        experts, prompt = self.experts, self.sequence.prompt_ids
+        return prompt.tobytes() + (b"" if experts is None else experts[: len(prompt)].tobytes())
+
+    @property
     def added(self) -> int:
         """Input tokens that it adds to its piece."""
         return int(self.weighted[-1]) - self.shared
@@ -213,9 +228,9 @@ def _pieces(
     for _, group in groupby(weighted, key=lambda run: run.sequence.prompt_ids.tobytes()):
         piece: list[_Run] = []
         length = 0
-        for one in sorted(group, key=lambda run: run.inputs.tolist()):
-            run = replace(one, shared=_common_prefix(piece[-1].inputs, one.inputs)) if piece else one
-            if piece and length + run.added > budget:
+        for one in sorted(group, key=lambda run: (run.prompt, run.inputs.tolist())):
+            run = replace(one, shared=_common_prefix(piece[-1], one)) if piece else one
+            if piece and (length + run.added > budget or run.prompt != piece[-1].prompt):
                 yield _Piece(tuple(piece), length)
                 piece, run = [], one
             if not piece:
@@ -225,27 +240,36 @@ def _pieces(
         yield _Piece(tuple(piece), length)
 
 
-def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n
+def _common_prefix(a: _Run, b: _Run) -> int:
+    """Input tokens that two completions of one prompt share: the same ones, by the same experts."""
+    n, prompt = min(len(a.inputs), len(b.inputs)), len(a.sequence.prompt_ids)
+    different = a.inputs[:n] != b.inputs[:n]
+    if a.experts is not None and b.experts is not None:
+        different |= (a.experts[prompt:][:n] != b.experts[prompt:][:n]).any(1)
+    return int(different.argmax()) if different.any() else n
+
+
+def _experts_of(run: _Run, first: int, count: int) -> NDArray[Any] | int:
+    """The experts of `count` input tokens from one on, or the count if there are none to replay."""
+    return count if run.experts is None else run.experts[first : first + count]
 
 
 def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
     """Lay the pieces out one after another."""
-    inputs, rows, segments = [], [], []
+    inputs, experts, rows, segments = [], [], [], []
     start = 0
     for piece in pieces:
         prompt = len(piece.prompt)
         path, length = np.arange(prompt), prompt
         branches = [Branch(path, prompt)]
         inputs.append(piece.prompt)
+        experts.append(_experts_of(piece.runs[0], 0, prompt))
         for run in piece.runs:
             path = np.concatenate([path[: prompt + run.shared], np.arange(length, length + run.added)])
             if run.added:
                 branches.append(Branch(path, run.added))
                 inputs.append(run.inputs[run.shared :])
+                experts.append(_experts_of(run, prompt + run.shared, run.added))
             length += run.added
             rows.append(start + path[prompt - 1 :][run.weighted])
         segments.append(Segment(length, tuple(branches)))
@@ -267,5 +291,15 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
         rows=np.concatenate(rows),
         targets=column("token_ids").astype(np.int64),
         owners=np.repeat(np.array([run.owner for run in runs]), counts),
-        **{f.name: column(f.name) for f in fields(TrainSequence) if not f.name.endswith("_ids")},
+        experts=_joined(experts),
+        **{name: column(name) for name in COLUMNS},
     )
+
+
+def _joined(experts: Sequence[NDArray[Any] | int]) -> NDArray[Any] | None:
+    """The ids of experts of consecutive tokens, or of so many that have none."""
+    one = next((x for x in experts if not isinstance(x, int)), None)
+    if one is None:
+        return None
+    none = np.full((1, one.shape[1]), np.iinfo(one.dtype).max, one.dtype)
+    return np.concatenate([none.repeat(x, 0) if isinstance(x, int) else x for x in experts])

@@ -27,6 +27,7 @@ from trainer.config import ConfigError, ModelConfig
 from trainer.learner.inputs import Inputs, make_inputs
 from trainer.learner.packing import MicroBatch
 from trainer.learner.part_times import LOSS_HEAD, PartTimes
+from trainer.models.experts import Routers
 
 # Settings of heads that do more than multiply.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -82,9 +83,11 @@ class PolicyModel(nn.Module):
                 "expected logits = hidden @ weight.T: give another model"
             )
         prepare(self.lm, checkpoint_activations)
+        self.routers: Routers | None = None  # of a mixture whose experts are replayed
         self.vocabulary_group: dist.ProcessGroup | None = None  # of the ranks that share the head, if any
         self.value_head: nn.Linear | None = None  # of a critic that shares the body; no part of `lm`
-        self.kernels = ""  # on a GPU: which ops are fused, and what computes attention
+        # On a GPU which ops are fused, and what computes attention; of a mixture why no experts are replayed.
+        self.kernels = ""
         self.times: PartTimes | None = None  # of forward and backward, if they are to be measured
 
     def freeze(self) -> None:
@@ -114,6 +117,8 @@ class PolicyModel(nn.Module):
         times, device = self.times, self.lm.device
         columns = self.columns(objective, kl)
         inputs = (inputs or self.inputs(batch, peers, columns)).to(device)
+        if self.routers:  # until the backward has ended, which may compute layers again
+            self.routers.replayed = inputs.experts
         hidden, weight = hidden_states(self.lm.base_model, inputs, self.dtype, times), self._head()
         values = None if self.value_head is None else self.value_head(hidden.float()).sum(1)
         hidden, weight = hidden.to(self.dtype), weight.to(self.dtype)  # as the engine rounds them
@@ -160,7 +165,10 @@ class PolicyModel(nn.Module):
         arrays = {
             name: np.concatenate([getattr(b, column) for b in sharing]) for name, column in columns.items()
         }
-        return make_inputs(batch, self.dtype, self.lm.device, arrays)
+        experts = None
+        if self.routers is not None and batch.experts is not None:
+            experts = self.routers.tensor(batch.experts)
+        return make_inputs(batch, self.dtype, self.lm.device, arrays, experts)
 
     def _head(self) -> Tensor:
         """The head's weight, or this rank's rows of it."""

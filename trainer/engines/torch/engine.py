@@ -16,6 +16,7 @@ alone, and not on what is generated beside it: a resumed run then goes on exactl
 (Experts of a mixture get several tokens at a time: there only almost.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -35,6 +36,7 @@ from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.sampling import sample, uniforms
 from trainer.engines.torch.slots import Slots
+from trainer.models.experts import Routers, replays_experts
 from trainer.models.lora import pushed_weights
 from trainer.types import PROMPT_SCORE, Completion, FinishReason, Request
 
@@ -65,8 +67,10 @@ class TorchEngine:
         slots: int,
         device: str = "cpu",
         decoder: bool = False,
+        experts: bool | None = None,
     ) -> None:
-        """`decoder`: sequences are decoded as on a GPU, whatever the device."""
+        """`decoder`: sequences are decoded as on a GPU, whatever the device; `experts`: the setting
+        `model.replay_experts`, under which a mixture's are recorded for requests that ask for them."""
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="slots", use_safetensors=True
         )
@@ -84,6 +88,8 @@ class TorchEngine:
                 f"model.path {model_dir}: a {config.model_type} {why}; the torch engine expects softmax "
                 "attention over numbered positions (Llama, Qwen, Mistral, Phi, OLMo, Gemma, GPT-2 ...)"
             )
+        self._routers = Routers(self.model) if replays_experts(experts, config) else None
+        self._recording = False
         self._queue = RequestQueue(config.max_position_embeddings)
         layers, heads, size = kv_shape(config)
         # FP32 on a CPU: batched products of a few 16-bit rows take several times as long there.
@@ -112,6 +118,7 @@ class TorchEngine:
     def submit(self, request: Request) -> None:
         """Queue a request; ConfigError if the model cannot serve it."""
         self._queue.add(request)
+        self._recording |= self._routers is not None and request.experts_from >= 0
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -125,6 +132,7 @@ class TorchEngine:
         first, parts = 0, []
         if self._decoder is not None and decoding:  # first: it writes KV into slots not in use as well
             parts.append(self._decoder.step(self.slots, decoding, self._cache))
+            self._record(decoding, (), 0)
             first, decoding = decoding, 0
         if decoding or admitted:
             parts.append(self._sample(self._forward(decoding, admitted), first))
@@ -227,12 +235,27 @@ class TorchEngine:
             longest,
             tuple(prefills),
         )
+        self._record(decoding, prefills, len(ids))
         requests = [x.samples.request for x in admitted for _ in range(x.samples.count)]
         for request, last in zip(requests, last_tokens, strict=True):
             if request.score_prompt:
                 before = hidden[last + 1 - len(request.prompt_ids) : last]
                 self._prompt_scores[request.request_id] = self._score(before, request.prompt_ids[1:])
         return torch.cat([hidden[len(ids) :], hidden[last_tokens]]) if last_tokens else hidden
+
+    def _record(self, decoding: int, prefills: Sequence[Prefill], prompt_tokens: int) -> None:
+        """Note the experts of the last pass: over these prompts, and a token of each of the first slots."""
+        if not self._recording or self._routers is None:
+            return
+        experts = self._routers.recorded()
+        for p in prefills:
+            of_prompts = experts[p.tokens].reshape(-1, p.length, experts.shape[1])
+            of_slots = of_prompts.repeat(p.slots_per_prompt.cpu().numpy(), 0)
+            positions = np.arange(p.cached, p.cached + p.length)
+            self.slots.record(np.arange(p.slots.start, p.slots.stop)[:, None], positions, of_slots)
+        if decoding:
+            newest = experts[prompt_tokens : prompt_tokens + decoding]
+            self.slots.record(np.arange(decoding), self.slots.newest(decoding)[1], newest)
 
     def _replayed(self, request: Request) -> Tensor:
         """The KV of the turns in a request's prompt, by the sums that generated them: each turn's prompt is

@@ -27,7 +27,8 @@ def engine_main(
         # The launcher shows the process the GPU that it may use.
         device = "cuda" if torch.cuda.is_available() else "cpu"
         fp32_head = config.model.fp32_head in ("both", "generator")
-        engine = TorchEngine(model_dir, dtype, fp32_head, config.engine.slots, device)
+        experts = config.model.replay_experts
+        engine = TorchEngine(model_dir, dtype, fp32_head, config.engine.slots, device, experts=experts)
         info = {"kind": "torch", "device": device, "dtype": config.model.dtype}
         started()
         conn.send(Ready(info | {"threads": threads, "slots": config.engine.slots}))

@@ -31,6 +31,8 @@ class Slots:
 
     def __init__(self, capacity: int, vocab: int) -> None:
         self.capacity, self.active = capacity, 0
+        # (capacity, positions, layers · k) of prompts and completions, once any are recorded.
+        self.experts: NDArray[Any] | None = None
         self.requests: list[tuple[Request, int]] = []  # of each slot: the request and the sample's index
         self._rows = np.zeros(capacity, _ROW)
         self._tokens = np.zeros((capacity, 64), _TOKEN)
@@ -82,7 +84,21 @@ class Slots:
         request, index = self.requests[slot]
         tokens = self._tokens[slot, : self._rows["count"][slot]]
         ids, logprobs, versions = (tokens[name].copy() for name in ("id", "logprob", "version"))
-        return Completion(request.request_id, index, ids, logprobs, versions, reason)
+        experts = None
+        if self.experts is not None and request.experts_from >= 0:
+            fed = len(request.prompt_ids) + len(ids) - 1
+            experts = self.experts[slot, request.experts_from : fed].copy()
+        return Completion(request.request_id, index, ids, logprobs, versions, reason, experts=experts)
+
+    def record(self, slots: Any, positions: Any, experts: NDArray[Any]) -> None:
+        """Note the experts (..., layers · k) of tokens at these positions of these slots (...)."""
+        length = 1 + int(np.max(positions, initial=0))
+        if self.experts is None or self.experts.shape[1] < length:
+            wider = np.zeros((self.capacity, 2 * length, experts.shape[-1]), experts.dtype)
+            if self.experts is not None:
+                wider[:, : self.experts.shape[1]] = self.experts
+            self.experts = wider
+        self.experts[slots, positions] = experts
 
     def free(self, ended: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Free these slots by moving the last ones into them: slot `sources[i]` becomes `targets[i]`."""
@@ -91,6 +107,8 @@ class Slots:
         targets = freed[freed < remaining]
         sources = np.setdiff1d(np.arange(remaining, self.active), freed, assume_unique=True)
         self._rows[targets], self._tokens[targets] = self._rows[sources], self._tokens[sources]
+        if self.experts is not None:
+            self.experts[targets] = self.experts[sources]
         for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
             self.requests[target] = self.requests[source]
         del self.requests[remaining:]
