@@ -142,6 +142,8 @@ def read(source: str, reader: Reader, size: float, held_out: float, known: Conta
             if prompt_id in known:
                 shared[prompt_id] = None
             wanted = number <= last and prompt_id < worst and prompt_id not in chosen
+            if number <= size and prompt_id in train:
+                train[prompt_id] = _again(row, train[prompt_id], reader)
             if not wanted and (number > size or prompt_id in train):
                 unused += number > size and prompt_id not in chosen
                 continue
@@ -217,6 +219,17 @@ def _prompt(row: Row, text: str, prompt_id: str, reader: Reader, trained: bool) 
     except ConfigError as e:
         raise RowError(str(e)) from e
     return prompt
+
+
+def _again(row: Row, first: Prompt, reader: Reader) -> Prompt:
+    """The prompt of an earlier row with the same text, and what this row adds to it: completions to learn."""
+    if reader.supervised:
+        completions = first.completions + completions_of(row, reader.config, reader.tokenizer)
+        return replace(first, completions=tuple(dict.fromkeys(completions)))
+    if first.answer and (answer := row.letter or _answer(row, reader.config)) != first.answer:
+        problem = f"its prompt is that of {first.place}, whose answer is {first.answer!r:.40}"
+        raise LeftOut(f"{problem} and not {answer!r:.40}")
+    return first
 
 
 class _Filler(string.Formatter):

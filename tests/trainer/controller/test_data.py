@@ -252,6 +252,16 @@ def test_a_dry_run_examines_the_files_that_are_here(
     assert "22 of 22 training prompts are also in evaluation.sets.leak" in capsys.readouterr().err
 
 
+def test_a_prompt_with_two_answers_has_its_first_and_the_other_row_is_named(tmp_path: Path) -> None:
+    again = [rows(1)[0], rows(1)[0] | {"answer": 7}]
+    source = write(tmp_path / "a.jsonl", [*rows(9), *again])
+    data = load(source=source, held_out=2)
+    assert len(data.prompts) == 9 and {p.answer for p in data.prompts if "What is 0" in p.text} == {"1"}
+    assert [(s.total, s.rows) for s in data.skipped] == [
+        (11, ((f"{source}:11", f"its prompt is that of {source}:1, whose answer is '1' and not '7'"),))
+    ]
+
+
 def test_epochs_of_data_become_steps_where_no_others_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

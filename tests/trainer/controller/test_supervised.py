@@ -52,6 +52,12 @@ def test_completions_are_the_rows_texts_with_the_end_token_and_need_no_answer(
     assert {p.completions for p in (*data.train, *data.held_out)} == {((6, 0),), ((10, 0),), ((9, 0),)}
 
 
+def test_all_completions_of_a_prompt_in_several_rows_are_learned(model_dir: str, tmp_path: Path) -> None:
+    rows = [ROWS[0], ROWS[2], ROWS[0], ROWS[0] | {"solution": ROWS[2]["solution"]}]
+    data = load(model_dir, tmp_path, rows)
+    assert [p.completions for p in data.train] == [((4, 12, 4, 13, 6, 0), (9, 0)), ((9, 0),)]
+
+
 @pytest.mark.parametrize("value", ["", " ", None, [], ["1", ""], True, {"a": 1}])
 def test_a_row_without_a_completion_is_a_bad_row(value: Any, model_dir: str, tmp_path: Path) -> None:
     with pytest.raises(
