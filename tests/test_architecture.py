@@ -60,7 +60,7 @@ CEILINGS = {
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_898,  # 1 which turn is the last, 101 turns in the journal; 24 experts
+    "controller": 2_908,  # 1 which turn is the last, 101 turns in the journal; 24 experts
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_741,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
