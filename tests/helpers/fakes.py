@@ -105,7 +105,7 @@ class FakeEngine:
         self.paused = False
         self.log.append("resume")
 
-    def waiting(self, request_id: str, evaluation: bool) -> AbstractContextManager[None]:
+    def waiting(self, request_id: str, state: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def release(self, request_id: str) -> None:

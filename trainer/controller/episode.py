@@ -36,7 +36,7 @@ async def play(
     request = replace(request, request_id=f"{request.request_id}.{index}", n=1)
     request = replace(request, seed=(request.seed * 65_537 + index) * SEEDS)
     async with AsyncExitStack() as stack:
-        with ctx.engine.waiting("", request.evaluation):  # for a free process
+        with ctx.engine.waiting("", "evaluate" if request.evaluation else "tools"):  # for a free process
             pool = ctx.environments[prompt.task]
             environment = await stack.enter_async_context(pool.episode(request.evaluation))
         one = _Episode(ctx, task, environment, rendering_of(ctx, prompt, task), budget, request.evaluation)

@@ -105,8 +105,9 @@ def test_engines_wait_for_a_process_and_for_each_answer() -> None:
 
     class Engine(FakeEngine):
         @contextmanager
-        def waiting(self, request_id: str, evaluation: bool) -> Iterator[None]:
+        def waiting(self, request_id: str, state: str) -> Iterator[None]:
             nonlocal waits
+            assert state == "tools"
             waits += 1
             yield
             waits -= 1
