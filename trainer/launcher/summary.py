@@ -12,6 +12,7 @@ from trainer.config import Config
 from trainer.jsonl import write_atomic
 from trainer.launcher.advice import advise_run
 from trainer.launcher.terminal_plot import clock
+from trainer.launcher.what_next import what_next
 from trainer.run_folder import origin
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve
 from trainer.scaling.forecast import backtest, error_at_2x
@@ -43,6 +44,7 @@ def finish(
             )
     samples = not config.objective.supervised  # else engines are idle, as they should be
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
+    text = f"{text}\n\n{what_next(config, points[-1].step)}" if points else text
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
 
