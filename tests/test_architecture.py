@@ -65,7 +65,8 @@ CEILINGS = {
     "engines": 1_741,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
-    "launcher": 1_749,  # 36 what was odd and what next; 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    # 36 what was odd and what next
+    "launcher": 1_749,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     "learner": 2_400,  # 54 experts
