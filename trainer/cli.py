@@ -181,8 +181,10 @@ def _check_environments(config: Config) -> None:
 
 def _check_teacher(config: Config) -> None:
     """ConfigError for a teacher behind a URL where the policy samples at another temperature than 1, the
-    server's, and for a deadline above the run's."""
+    server's, for a deadline above the run's, and for a top-k of a split head."""
     kl, problem, most = config.objective.kl, "", config.pipeline.deadline_s
+    if kl.top_k and config.learner.vocab_parallel:
+        problem = "objective.kl.top_k needs whole rows of the head; expected learner.vocab_parallel false"
     if kl.by_url and config.engine.temperature != 1:
         problem = f"engine.temperature is {config.engine.temperature:g}, and the log-probs of a server, "
         problem += f"objective.kl.to {kl.to}, are at 1; expected 1, or a teacher by folder"

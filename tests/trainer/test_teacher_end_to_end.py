@@ -153,3 +153,19 @@ def test_a_teacher_that_is_away_at_the_start_is_one_line(begin: Begin, tmp_path:
     assert (
         err.startswith(f"error: controller: the teacher at {url} has not answered") and err.count("\n") == 1
     )
+
+
+@pytest.mark.slow
+def test_a_run_on_the_forward_kl_over_the_top_k_comes_nearer_to_its_teacher(
+    begin: Begin, tmp_path: Path
+) -> None:
+    command = begin(tmp_path / "run", *KL[2:], "--objective.kl.place=loss", "--objective.zero_variance=keep")
+    model = Path(next(flag for flag in command if flag.startswith("--model.path")).partition("=")[2])
+    more = ("--objective.kl.to", str(make_teacher(tmp_path / "teacher", model)), "--learner.lr=1e-2")
+    run(
+        [*command, *more, "--objective.loss=none", "--objective.kl.coefficient=1", "--objective.kl.top_k=5"],
+        tmp_path,
+    )
+    first, *_, last = metrics(tmp_path / "run", "learner/loss")
+    assert first["kl/ref"] == pytest.approx(first["learner/loss"], rel=0.5) and first["kl/ref"] > 0.01
+    assert last["kl/ref"] < 0.7 * first["kl/ref"]

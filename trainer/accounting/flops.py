@@ -50,5 +50,6 @@ def step_flops(
     rollouts, trained = metrics["train/rollout_tokens"], metrics["learner/input_tokens"]
     trained_token = train_flops(parameters, adapters) + 6 * parameters * objective.has_critic
     models = objective.needs_logprobs + objective.has_critic
-    forward = 2 * rollouts * (parameters * (1 + models) + reference)
+    scored = trained if objective.kl.top_k else rollouts
+    forward = 2 * rollouts * parameters * (1 + models) + 2 * scored * reference
     return float(forward + trained_token * trained)

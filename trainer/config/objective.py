@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from kernels.objectives import OBJECTIVES, BuiltIn
-from trainer.config.values import ConfigError, NonNegativeFloat, PositiveFloat, PositiveInt, Range
+from trainer.config.values import (
+    ConfigError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +27,8 @@ class KLConfig:
     """Seconds for which a request to a teacher behind a URL is tried again before the run saves and ends; less than pipeline.deadline_s."""
     estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Schulman's estimators, with x = log π/π_ref: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (GRPO); or unbiased = ratio · k3 (DeepSeek-V3.2)."""
+    top_k: NonNegativeInt = 0
+    """With `place: loss`: the penalty is the forward KL(π_ref ‖ π) over the k likeliest tokens of π_ref at each position, and all others as one, instead of the estimator on the sampled token; 20, say. With `loss: none` it is distillation of those k (docs/distillation.md). 0: the estimator."""
     place: Literal["loss", "reward", "in_advantage", "as_advantage"] = "loss"
     """Add the penalty to each token's loss term (GRPO); subtract it from the reward (InstructGPT): `zero_variance: drop` then compares what is left of it, and `resample` and `advantage_norm: group` are refused; `in_advantage`: subtract log π_gen - log π_ref from each token's advantage, after its norm; `as_advantage`: in place of it, so that rewards are not learned (on-policy distillation, docs/distillation.md). With these two `zero_variance: drop` drops no group."""
 
@@ -128,12 +137,17 @@ class ObjectiveConfig:
     @property
     def needs_scores(self) -> bool:
         """True if the learner must score the data before its first step on it."""
-        return self.needs_logprobs or self.needs_reference
+        return self.needs_logprobs or self.scores_reference
 
     @property
     def needs_reference(self) -> bool:
         """True if a frozen model, the initial one or a teacher, is the reference of a penalty, in the learner."""
         return self.kl.coefficient > 0 and self.kl.to != "generator" and not self.kl.by_url
+
+    @property
+    def scores_reference(self) -> bool:
+        """True if these scores include that model's; the likeliest tokens are computed in the step itself."""
+        return self.needs_reference and not self.kl.top_k
 
     @property
     def needs_logprobs(self) -> bool:
@@ -189,6 +203,12 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
     if objective.kl.coefficient and objective.kl.to == "generator" and objective.kl.place != "loss":
         place = objective.kl.place
         return f"kl.place {place} needs kl.to initial or a model; a penalty to the generator is a part of the loss"
+    if objective.kl.top_k and (objective.kl.place != "loss" or not objective.needs_reference):
+        return (
+            "kl.top_k takes the distribution of a model in the learner: expected kl.place loss, a coefficient above "
+            f"0, and kl.to initial or a model by folder; given {objective.kl.place}, {objective.kl.coefficient:g}, "
+            f"{objective.kl.to}"
+        )
     if objective.kl.has_advantage and objective.kl.estimator != "k1":
         return f"kl.place {objective.kl.place} takes log π - log π_ref: expected estimator k1, given {objective.kl.estimator}"
     if objective.kl.has_advantage and (over_sequences or objective.zero_variance == "resample"):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,8 +159,8 @@ class Learner:
         shard: dict[int, dict[str, NDArray[np.float32]]] = {}  # by sequence and field of TokenScores
         models: dict[str, Callable[..., PolicyOutput]] = {"logprobs": self.model} if logprobs else {}
         temperature = self.config.engine.temperature
-        if self.config.objective.needs_reference:
-            models["logprobs_ref"] = self.reference or partial(without_adapters, self.model)
+        if self.config.objective.scores_reference:
+            models["logprobs_ref"] = self._frozen
         with torch.no_grad():
             for step in schedule(weighted, self._token_budget, self.ranks.size):
                 m = step[self.ranks.rank]
@@ -228,6 +227,7 @@ class Learner:
                 out = self.model(
                     m, self._objective, self.config.engine.temperature, step,
                     self._kl, self.config.objective.entropy_bonus, inputs,
+                    self._likeliest(m, step, inputs), self.config.objective.kl.coefficient,
                 )  # fmt: skip
                 loss = out.loss
                 if self.critic is not None and out.values is not None:
@@ -239,10 +239,29 @@ class Learner:
             self.policy.collect_gradients()
             critic = NO_SUMS if self.critic is None else self.critic.gradients(steps, value_sums)
             stats = rank_stats(
-                outputs, self.version, self.model.loss_replicas, self.policy.squared_norm(), critic, self._kl
-            )
+                outputs, self.version, self.model.loss_replicas, self.policy.squared_norm(), critic,
+                self._kl is not None or self.config.objective.kl.top_k > 0,
+            )  # fmt: skip
         with self.clock.state("optimizer"):
             return total(self.ranks.gather(stats))
+
+    def _frozen(self, *args: Any) -> PolicyOutput:
+        """The output of the reference: a model of its own, or the base without adapters."""
+        output: PolicyOutput = (
+            self.reference(*args) if self.reference else without_adapters(self.model, *args)
+        )
+        return output
+
+    def _likeliest(
+        self, m: MicroBatch, step: MicroStep, inputs: Inputs
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(N, k) a teacher's likeliest tokens, and their log-probs; None without `kl.top_k`."""
+        if not (k := self.config.objective.kl.top_k):
+            return None
+        bound = self.model.lm.config.get_text_config().vocab_size
+        temperature = self.config.engine.temperature
+        with torch.no_grad():
+            return self._frozen(m, None, temperature, step, None, 0.0, inputs, None, 0.0, (k, bound)).top
 
     def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
         """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""

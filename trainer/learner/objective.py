@@ -30,9 +30,10 @@ def _unmasked(config: ObjectiveConfig) -> Objective | SequenceObjective:
 
 
 def make_kl(config: ObjectiveConfig) -> KL | None:
-    """The penalty in the loss; None if there is none, or if it is in the reward."""
+    """The penalty in the loss on sampled tokens; None if there is none, or if it is elsewhere."""
     kl = config.kl
-    return KL(kl.coefficient, kl.estimator) if kl.coefficient and kl.place == "loss" else None
+    sampled = kl.coefficient and kl.place == "loss" and not kl.top_k
+    return KL(kl.coefficient, kl.estimator) if sampled else None
 
 
 def _own(name: str) -> Objective:

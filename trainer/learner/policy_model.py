@@ -22,13 +22,23 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-from kernels import KL, NonFiniteError, Objective, SequenceObjective, linear_logprob, policy_loss
+from kernels import (
+    KL,
+    NonFiniteError,
+    Objective,
+    SequenceObjective,
+    forward_kl,
+    linear_logprob,
+    policy_loss,
+    topk_logprob,
+)
 from trainer.config import ConfigError, ModelConfig
 from trainer.learner.inputs import Inputs, make_inputs
 from trainer.learner.packing import MicroBatch
 from trainer.learner.part_times import LOSS_HEAD, PartTimes
 from trainer.models.experts import Routers
 
+LOGITS = 1 << 25  # of a teacher, in memory at a time
 # Settings of heads that do more than multiply.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -42,6 +52,7 @@ class PolicyOutput(NamedTuple):
     values: Tensor | None = None  # (N,) FP32, where the critic is a head on this body
     problem: str = ""  # why there are no finite numbers; `loss.backward()` still works, to keep ranks in step
     stats: Mapping[str, Tensor] = {}  # the loss's own: means over the tokens of all ranks that share the head
+    top: tuple[Tensor, Tensor] | None = None  # (N, k) ids and log-probs of the likeliest tokens, if asked for
 
 
 def load(model_dir: str, empty: bool = False) -> PreTrainedModel:
@@ -112,6 +123,9 @@ class PolicyModel(nn.Module):
         kl: KL | None = None,
         entropy_bonus: float = 0.0,
         inputs: Inputs | None = None,  # the micro-batch's, if they are made already
+        top: tuple[Tensor, Tensor] | None = None,  # (N, k) a teacher's likeliest ids, and their log-probs
+        top_coefficient: float = 0.0,  # of the forward KL to them, in the loss
+        likeliest: tuple[int, int] = (0, 0),  # k tokens to return without an objective, and their ids' bound
     ) -> PolicyOutput:
         """Loss, log-probs and entropy of the micro-batch; without an objective it only scores."""
         times, device = self.times, self.lm.device
@@ -132,6 +146,9 @@ class PolicyModel(nn.Module):
         options: dict[str, Any] = {
             "temperature": temperature, "logits_dtype": self.logits_dtype, "group": group,
         }  # fmt: skip
+        if likeliest[0]:
+            tokens = likeliest_tokens(hidden, weight, temperature, *likeliest)
+            return PolicyOutput(None, hidden[:, 0], hidden[:, 0], top=tokens)
         if objective is None:
             logprobs, entropy, *_ = linear_logprob(hidden, weight, **options, **of_tokens)
             return PolicyOutput(None, logprobs[ours], entropy[ours], values)
@@ -144,7 +161,12 @@ class PolicyModel(nn.Module):
             return PolicyOutput(0 * (hidden.sum() + weight.sum()), zeros, zeros, values, str(e))
         if times:
             times.backward_of(LOSS_HEAD, hidden, out.loss)
-        return PolicyOutput(out.loss, out.logprobs[ours], out.entropy[ours], values, stats=out.stats)
+        loss, stats = out.loss, out.stats
+        if top is not None:
+            kl_top = forward_kl(topk_logprob(hidden, weight, top[0], temperature=temperature), top[1])
+            loss = loss + top_coefficient * (of_tokens["token_weights"] * kl_top).sum()
+            stats = {**stats, "kl/ref": kl_top.detach().mean()}
+        return PolicyOutput(loss, out.logprobs[ours], out.entropy[ours], values, stats=stats)
 
     @staticmethod
     def columns(objective: Objective | SequenceObjective | None, kl: KL | None) -> dict[str, str]:
@@ -179,6 +201,18 @@ class PolicyModel(nn.Module):
             return weight
         shards = weight.tensor_split(dist.get_world_size(self.vocabulary_group))
         return shards[dist.get_rank(self.vocabulary_group)]
+
+
+def likeliest_tokens(
+    hidden: Tensor, weight: Tensor, temperature: float, k: int, bound: int
+) -> tuple[Tensor, Tensor]:
+    """(N, k) the likeliest tokens with ids below `bound` after each of hidden (N, H), and their log-probs."""
+    logprobs, ids = [], []
+    for rows in hidden.split(max(1, LOGITS // len(weight))):
+        top = (rows.float() @ weight.float().T / temperature)[:, :bound].log_softmax(1).topk(min(k, bound))
+        logprobs.append(top.values)
+        ids.append(top.indices)
+    return torch.cat(ids), torch.cat(logprobs)
 
 
 def hidden_states(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import KL
 from trainer.learner.critic import Sums
 from trainer.learner.packing import MicroBatch
 from trainer.learner.policy_model import PolicyOutput
@@ -120,12 +119,12 @@ class BatchStats:
 
 def rank_stats(
     outputs: Sequence[tuple[MicroBatch, PolicyOutput]], version: int, replicas: int, squared_norm: float,
-    critic: Sums, kl: KL | None,
+    critic: Sums, has_kl: bool,
 ) -> BatchStats:  # fmt: skip
     """The sums over a rank's micro-batches, each of whose losses is counted by `replicas` ranks."""
     by_lag, loss, by_position = [], 0.0, np.zeros((len(RANGES), 2))
     # These are of the objective's own ratio, which is not to the generator where the anchor is recomputed.
-    reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 if kl is None else 2], 0.0)
+    reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 + has_kl], 0.0)
     for m, out in outputs:
         loss += float(out.loss) / replicas  # type: ignore[arg-type]  # never None here
         if m is not DUMMY and not out.problem:

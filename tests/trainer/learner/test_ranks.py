@@ -109,12 +109,13 @@ def critic(body: Any, dtype: Any = "float32") -> dict[str, Any]:
 
 def adapted(kind: str, dtype: str = "float32", **more: Any) -> tuple[Any, ...]:
     """A case with LoRA, whose reference is the frozen base."""
-    kind, c, batch = case(kind, dtype, objective=PENALTIES, **more)
+    kind, c, batch = case(kind, dtype, **{"objective": PENALTIES, **more})
     return kind, having(c, model={"lora": LoraConfig(rank=4)}), batch
 
 
 GSPO = {"loss": "gspo", "clip_low": 0.2, "clip_high": 0.3}
 PENALTIES = {"loss": "dapo", "anchor": "recomputed", "kl": KLConfig(coefficient=0.3), "entropy_bonus": 0.2}
+TOP_K = {"loss": "none", "kl": KLConfig(coefficient=0.3, top_k=4)}
 CASES = {
     "tied": case("tied"),
     "tied, one row each": case("tied", micro_batch_tokens=9),
@@ -142,6 +143,9 @@ CASES = {
     "LoRA, bfloat16, vocabulary split, checkpointed": adapted(
         "untied", "bfloat16", vocab_parallel=True, checkpoint_activations=True
     ),
+    "top-k, empty": case("tied", count=1, objective=TOP_K | {"loss": "dapo"}),
+    "LoRA, top-k": adapted("tied", objective=TOP_K),
+    "LoRA, bfloat16, top-k": adapted("untied", "bfloat16", objective=TOP_K),
     "shared, vocabulary split": case("untied", vocab_parallel=True, objective=critic("shared")),
 }
 

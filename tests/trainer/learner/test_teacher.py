@@ -9,11 +9,11 @@ import pytest
 import torch
 from small import make_model as make_character_model
 from test_objective import groups, scores, settings
-from training import error, gradients_of_step, learner, oracle, plain_logprobs
+from training import VOCABULARY, error, gradients_of_step, learner, moved, oracle, plain_logprobs
 from transformers import AutoModelForCausalLM
 
 from trainer import cli
-from trainer.config import ConfigError, KLConfig
+from trainer.config import ConfigError, KLConfig, LoraConfig
 from trainer.controller.batch import build_batch
 from trainer.controller.scores import to_score
 from trainer.types import TrainSequence
@@ -87,6 +87,7 @@ def test_a_teacher_that_cannot_be_is_one_clear_line(model_dir: str, tmp_path: Pa
 
 
 MISFITS = {
+    "--objective.kl.top_k=5": "kl.top_k takes .* expected kl.place loss",
     "--objective.kl.to=generator": "kl.place as_advantage needs kl.to initial or a model",
     "--objective.kl.estimator=k3": "kl.place as_advantage takes .* expected estimator k1, given k3",
     "--objective.loss=gspo": "gspo has one advantage a completion",
@@ -98,3 +99,68 @@ MISFITS = {
 def test_settings_that_do_not_go_with_it_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=MISFITS[flag]):
         cli.parse(["--recipe", "distill", flag])
+
+
+@pytest.mark.parametrize(("loss", "k"), [("none", 5), ("cispo", 5), ("none", VOCABULARY + 9)])
+def test_the_forward_kl_over_the_top_k_is_that_of_a_float64_loop(
+    loss: str, k: int, models: dict[str, str]
+) -> None:
+    kl = KLConfig(place="loss", to=models["untied"], coefficient=0.7, top_k=k)
+    c = settings(kl=kl, loss=loss, zero_variance="keep")
+    assert c.objective.needs_reference and not c.objective.needs_scores
+    batch = build_batch(groups(), 1, c.objective, 0)
+    assert all(s.logprobs_ref is None for s in batch.sequences)
+    c = replace(c, engine=replace(c.engine, temperature=0.8))
+    metrics, gradients = gradients_of_step(learner(models["tied"], c), batch)
+
+    policy, teacher = (
+        AutoModelForCausalLM.from_pretrained(models[m], dtype=torch.float64) for m in ("tied", "untied")
+    )
+    total, divergences = torch.zeros((), dtype=torch.float64), []
+    for s in batch.sequences:
+        ids = torch.tensor([[*s.prompt_ids.tolist(), *s.token_ids.tolist()]])
+        logp, logq = (
+            (lm(ids).logits[0, len(s.prompt_ids) - 1 : -1] / 0.8).log_softmax(1) for lm in (policy, teacher)
+        )
+        for t, weight in enumerate(s.token_weights.tolist()):
+            if not weight:
+                continue
+            order = logq[t].detach().argsort(descending=True)[:k]
+            q, p = logq[t][order].exp().detach(), logp[t][order].exp()
+            divergence = (q * (q / p).log()).sum()
+            if k < VOCABULARY:
+                divergence = divergence + (1 - q.sum()) * ((1 - q.sum()) / (1 - p.sum())).log()
+            divergences.append(divergence.item())
+            total = total + weight * 0.7 * divergence
+            if loss == "cispo":
+                token = logp[t][int(s.token_ids[t])]
+                ratio = (token - float(s.logprobs_gen[t])).exp().detach().clamp(max=1.3)
+                total = total - weight * ratio * float(s.advantages[t]) * token
+    total.backward()
+    exact = {name: w.grad for name, w in policy.named_parameters() if w.grad is not None}
+    assert metrics["learner/loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["kl/ref"] == pytest.approx(np.mean(divergences), rel=1e-5)
+    assert error(gradients["policy"], exact) < 1e-5
+
+
+def test_the_base_without_adapters_is_a_teacher_as_its_folder_is(models: dict[str, str]) -> None:
+    results = []
+    for to in ("initial", models["tied"]):
+        c = settings(
+            kl=KLConfig(place="loss", to=to, coefficient=0.7, top_k=5), zero_variance="keep", loss="none"
+        )
+        c = replace(c, model=replace(c.model, lora=LoraConfig(rank=2)))
+        one = moved(learner(models["tied"], c))
+        results.append(gradients_of_step(one, build_batch(groups(), 1, c.objective, 0)))
+    (a, ours), (b, expected) = results
+    assert a["kl/ref"] == pytest.approx(b["kl/ref"], rel=1e-6) and a["kl/ref"] > 0.01
+    assert error(ours["policy"], expected["policy"]) < 1e-6
+
+
+def test_a_top_k_needs_a_distribution_in_the_learner() -> None:
+    url = ("--objective.kl.place=loss", "--objective.kl.to=http://host:8000", "--objective.kl.top_k=5")
+    with pytest.raises(ConfigError, match="top_k takes the distribution of a model in the learner"):
+        cli.parse(["--recipe", "distill", *url])
+    split = ("--objective.kl.place=loss", "--objective.kl.top_k=5", "--learner.vocab_parallel=true")
+    with pytest.raises(ConfigError, match="top_k needs whole rows of the head"):
+        cli.parse(["--recipe", "distill", *split])
