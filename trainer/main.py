@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import replace
 
 from trainer.beginning import begin, source_of, starting_checkpoint
-from trainer.cli import Launch, parse, to_yaml
+from trainer.cli import Launch, differing, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.sources import check_sources
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher import memory_estimate, placement
+from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import Devices, slow_dtype, without_judges
@@ -95,10 +95,11 @@ def train(launch: Launch) -> int:
         devices = split(config, known_size(model))
         devices = replace(devices, engines=()) if beginning.recorded else devices
         view.log(devices.describe())
-        config = derived_slots(launch, config, known_size(model), devices)
-        if config is not launch.config:
-            view.log(f"engine.slots {config.engine.slots}: not set, so by the room for KV on its GPUs")
-        rank, unchecked = memory_estimate.check_fits(config, model, devices)
+        size = memory_estimate.size_of(model)
+        config, fixed = planned(launch, config, size, devices)
+        if plan := room.plan(config, size, devices, smallest_gpu_memory(), fixed):
+            view.log(plan)
+        rank, unchecked = memory_estimate.check_fits(config, size, devices, smallest_gpu_memory())
         if unchecked:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, beginning.resume, rank / 1e9)
@@ -149,7 +150,7 @@ def dry_run(launch: Launch) -> int:
     config = launch.config
     size = known_size(config.model.path)
     devices = split(config, size)
-    config = derived_slots(launch, config, size, devices)
+    config, fixed = planned(launch, config, size, devices)
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
@@ -159,6 +160,8 @@ def dry_run(launch: Launch) -> int:
         print(line)
     print(memory_estimate.describe(config, devices, size))
     if size is not None:
+        if text := room.plan(config, size, devices, smallest_gpu_memory(), fixed):
+            print(text)
         print(plan(config, size, devices.split()).text)
     return 0
 
@@ -187,11 +190,16 @@ def with_steps(launch: Launch, prompts: int) -> Launch:
     return replace(launch, config=config, notices=(*launch.notices, note))
 
 
-def derived_slots(launch: Launch, config: Config, size: ModelSize | None, devices: Devices) -> Config:
-    """The config with engine.slots by the GPUs' memory, unless a file or the command line sets it."""
-    if any("engine.slots" in keys for keys in launch.origins.values()):
-        return config
-    return memory_estimate.with_slots(config, size, devices, smallest_gpu_memory())
+def planned(
+    launch: Launch, config: Config, size: ModelSize | None, devices: Devices
+) -> tuple[Config, set[str]]:
+    """The config with what nobody has set chosen by the GPUs' memory, and the keys that are set."""
+    gpu, fixed = smallest_gpu_memory(), {key for keys in launch.origins.values() for key in keys}
+    if launch.resume or launch.branch or launch.replay:  # from a config.yaml, which names every key
+        fixed = {*differing(fixed, config, Config()), *launch.origins.get("the command line", ())}
+    if size is None or gpu is None or not devices.gpus:
+        return config, fixed
+    return room.fitted(config, size, devices, gpu, fixed), fixed
 
 
 def split(config: Config, size: ModelSize | None) -> Devices:

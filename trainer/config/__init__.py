@@ -216,13 +216,13 @@ class LearnerConfig:
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     micro_batch_tokens: NonNegativeInt = 0
-    """Token budget of one packed micro-batch; it bounds memory and never changes the gradient. 0: 16384 on a GPU, which smaller ones leave waiting for the host, 4096 on a CPU."""
+    """Token budget of one packed micro-batch; it bounds memory and never changes the gradient. 0: 16384 on a GPU, which smaller ones leave waiting for the host, or as many as its memory takes; 4096 on a CPU."""
     ranks: NonNegativeInt = 0
     """Processes of the learner: one per GPU; on a CPU (gloo) each has a share of the cores. 0: derived from the GPUs, 1 on a CPU."""
     vocab_parallel: bool = False
     """Split the LM head's vocabulary over the ranks (each scores all tokens of the micro-batch on its share)."""
     checkpoint_activations: bool = False
-    """Recompute each layer's activations in the backward: less memory, a third more time."""
+    """Recompute each layer's activations in the backward: less memory, a third more time. Not set: where a GPU's memory asks for it."""
     threads: NonNegativeInt = 0
     """CPU threads of the learner; 0: all the run's cores, shared with the engine in time."""
 

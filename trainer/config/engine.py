@@ -33,13 +33,13 @@ class EngineConfig:
     urls: tuple[str, ...] = ()
     """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
     colocate: bool = False
-    """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
+    """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split. On a single GPU always."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
     """Route of new weights to the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64
-    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest."""
+    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest. Not set for the torch engine on the learner's GPU: fewer where its memory asks for it."""
     max_new_tokens: PositiveInt = 512
     """Longest completion, in tokens. Not used with interruption on: the limit is then budget + phrase + answer_tokens."""
     temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0

@@ -50,7 +50,9 @@ class WeightSync:
         """Return once every engine holds `version`: from the file at `path` (empty: unchanged), or from the
         learner, which must be at that version."""
         if not self._config.direct_push:
-            await self._update(version, path)
+            # Engines that sleep cannot load: a checkpoint may follow its step at once.
+            async with self._pause_lock if self._config.colocate else nullcontext():
+                await self._update(version, path)
         elif self._version != version:
             async with self._engines_paused():
                 await self._update(version, send=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainer.accounting.flops import experts_per_token
 from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
-from trainer.gpus import smallest_gpu_memory
 from trainer.launcher.placement import Devices, weight_push
 
 GIB = 2**30
@@ -51,8 +50,12 @@ class ModelSize:
 SIZES = {
     "smollm2-135m": ModelSize(134_515_008, 30, 576, 1536, 192, 49_152),
     "tiny": ModelSize(162_112, 3, 64, 192, 64, 27),
-    "Qwen/Qwen3-8B-Base": ModelSize(8_190_735_360, 36, 4096, 12288, 1024, 151_936, tied=False),
+    "Qwen/Qwen3-0.6B": ModelSize(596_049_920, 28, 1024, 3072, 1024, 151_936),
+    "Qwen/Qwen3-1.7B": ModelSize(1_720_574_976, 28, 2048, 6144, 1024, 151_936),
+    "Qwen/Qwen3-4B": ModelSize(4_022_468_096, 36, 2560, 9728, 1024, 151_936),
+    "Qwen/Qwen3-8B": ModelSize(8_190_735_360, 36, 4096, 12288, 1024, 151_936, tied=False),
 }
+SIZES |= {f"{name}-Base": size for name, size in SIZES.items() if "/" in name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def size_of(folder: str | Path) -> ModelSize:
 
 def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:
     """The memory of one learner rank, of one engine and of the host."""
-    width = 4 if config.model.dtype == "float32" else 2
+    width = dtype_bytes(config)
     weights, ranks = width * size.parameters, len(devices.learner)  # each node holds a replica
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     reference = 0
@@ -185,55 +188,76 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
         in_loss["a weight with its adapter"] = at_end["a weight with its adapter"] = (
             (8 + width) * size.hidden * size.feed_forward
         )
-    return max(in_loss, at_end, key=lambda items: sum(items.values())) | {"CUDA and NCCL": CONTEXT}
+    beside = {"CUDA and NCCL": CONTEXT, "CUDA, of the sleeping engine": CONTEXT * config.engine.colocate}
+    return max(in_loss, at_end, key=lambda items: sum(items.values())) | beside
 
 
-def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, str]:
-    """Raise ConfigError, with by how much, if the model cannot fit.
+def check_fits(config: Config, size: ModelSize, devices: Devices, gpu: float | None) -> tuple[int, str]:
+    """Raise ConfigError, with by how much, if the model cannot fit. `gpu`: bytes of the smallest, if known.
 
     Returns the bytes that a learner rank needs, and a note if the check is not possible, else an empty text.
     """
-    size, gpu = size_of(model_dir), smallest_gpu_memory()
     memory = estimate(config, size, devices)
     rank, engine, host = (sum(items.values()) for items in (memory.rank, memory.engine, memory.host))
     host += 0 if any(devices.engines) else engine * len(devices.engines)
     host += 0 if devices.gpus else rank * len(devices.learner)
-    name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
-
-    def check(item: str, needed: float, available: float, place: str, lower: str) -> None:
-        if needed > available:
-            raise ConfigError(
-                f"{name}, {item}: about {needed / GIB:.1f} GiB are needed and {place} has "
-                f"{available / GIB:.1f}, {(needed - available) / GIB:.1f} too few; lower {lower}"
-            )
-
     lower = "the longest completion, pipeline.max_lag, engine.slots or engine.count, or the model"
     if not devices.gpus:
         lower += ", or learner.micro_batch_tokens"
     elif config.engine.colocate:
         lower = "the model, or leave out engine.colocate"
-    check("on the host", host, _ram(), "this machine", lower)
+    problem = _too_much("on the host", host, _ram(), "this machine", lower)
+    if problem := problem or gpu_problem(config, size, devices, gpu):
+        raise ConfigError(
+            f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters, {problem}"
+        )
+    unknown = "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
+    return rank, unknown if devices.gpus and gpu is None else ""
+
+
+def gpu_problem(config: Config, size: ModelSize, devices: Devices, gpu: float | None) -> str:
+    """The part of the run that does not fit its GPUs, by how much, and what to lower; empty if all fits."""
     if gpu is None or not devices.gpus:
-        unknown = "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
-        return rank, unknown if devices.gpus else ""
+        return ""
+    memory, engine = estimate(config, size, devices), config.engine
+    rank, beside = sum(memory.rank.values()), sum(memory.engine.values())
     place, room = f"a GPU, with {SPARE:.0%} to spare,", (1 - SPARE) * gpu
-    if any(devices.engines) and config.engine.kind != "vllm":
+    problem = ""
+    if any(devices.engines) and engine.kind != "vllm":
         lower = "engine.slots or learner.micro_batch_tokens, or set engine.tensor_parallel 0: on the CPU"
         item, needed = (
             ("a learner rank and the engine beside it", rank) if devices.shared else ("an engine", 0)
         )
-        check(item, needed + engine, room, place, lower)
+        problem = _too_much(item, needed + beside, room, place, lower)
     elif any(devices.engines):
-        weights = memory.engine["weights"] // config.engine.tensor_parallel
         lower = "the model, or give engine.tensor_parallel more GPUs"
-        item, share = "an engine's share of the weights", config.engine.memory * gpu
-        check(item, weights, share, "engine.memory of a GPU", lower)
+        longest = 2 * size.layers * size.kv_width * _longest_sequence(config) * dtype_bytes(config)
+        share = "engine.memory of a GPU"
+        weights = memory.engine["weights"] // engine.tensor_parallel
+        problem = _too_much("an engine's share of the weights", weights, engine.memory * gpu, share, lower)
+        least = (memory.engine["weights"] + longest) // engine.tensor_parallel + int(ENGINE_WORK)
+        item = "an engine with its work space and one longest completion"
+        problem = problem or _too_much(item, least, engine.memory * gpu, share, lower)
     lower = (
         "learner.micro_batch_tokens and the longest completion, set checkpoint_activations, or give "
         "learner.ranks more GPUs"
     )
-    check("a learner rank", rank, room, place, lower)
-    return rank, ""
+    return problem or _too_much("a learner rank", rank, room, place, lower)
+
+
+def _too_much(item: str, needed: float, available: float, place: str, lower: str) -> str:
+    """The shortage in words; empty if there is none."""
+    if needed <= available:
+        return ""
+    return (
+        f"{item}: about {needed / GIB:.1f} GiB are needed and {place} has {available / GIB:.1f}, "
+        f"{(needed - available) / GIB:.1f} too few; lower {lower}"
+    )
+
+
+def dtype_bytes(config: Config) -> int:
+    """Bytes of a number in model.dtype."""
+    return 4 if config.model.dtype == "float32" else 2
 
 
 def with_room(
@@ -284,7 +308,7 @@ def with_slots(config: Config, size: ModelSize | None, devices: Devices, gpu: fl
 
 def kv_tokens(config: Config, size: ModelSize, gpu: float) -> int:
     """Number of tokens whose keys and values one vLLM engine holds, on GPUs of `gpu` bytes."""
-    width, engine = 4 if config.model.dtype == "float32" else 2, config.engine
+    width, engine = dtype_bytes(config), config.engine
     room = engine.tensor_parallel * (engine.memory * gpu - ENGINE_WORK) - width * size.parameters
     return max(0, int(room / (2 * size.layers * size.kv_width * width)))
 

@@ -122,20 +122,21 @@ def with_dtype(config: Config, gpus: int) -> Config:
 def with_engine(config: Config, gpus: int) -> Config:
     """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine.
 
-    On a single GPU learner and vLLM then take turns; the torch engine stays on it beside the learner.
+    On a single GPU learner and vLLM take turns; the torch engine stays on it beside the learner.
     """
     engine = config.engine
-    if engine.kind != "auto":
+    if engine.kind == "torch":
         return config
-    if not (engine.urls or (gpus and importlib.util.find_spec("vllm"))):
+    if engine.kind == "auto" and not (engine.urls or (gpus and importlib.util.find_spec("vllm"))):
         return replace(config, engine=replace(engine, kind="torch"))
-    colocate = engine.colocate or (gpus == 1 and not engine.urls)
+    colocate = engine.colocate or (gpus == 1 and engine.tensor_parallel == 1 and not engine.urls)
     return replace(config, engine=replace(engine, kind="vllm", colocate=colocate))
 
 
 def for_roles(config: Config, devices: Devices) -> Config:
     """The config for the roles, with engine.weight_push and engine.count as the devices decide them."""
-    config, count = with_engine(config, devices.gpus), len(devices.engines)
+    gpus = {*chain(*devices.learner), *chain(*devices.engines)}
+    config, count = with_engine(config, len(gpus)), len(devices.engines)
     engine = replace(config.engine, weight_push=weight_push(config, devices), count=count)
     return replace(config, engine=engine)
 
@@ -158,6 +159,8 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
             f"engine.weight_push {asked}: nccl needs learner and engines on distinct GPUs, ipc a rank on "
             "each of the engines' GPUs (engine.colocate), both vLLM and no slices (MIG); give auto or file"
         )
+    if asked == "auto" and best == "ipc" and config.model.lora.rank:
+        return "file"  # of adapters alone; by ipc both sides' whole weights would be on the GPU at once
     return "file" if asked == "file" else best
 
 

@@ -16,12 +16,12 @@ from trainer.controller.weight_sync import WeightSync
 from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
 
 
-def log_of(tmp_path: Path, weight_push: str, colocate: bool) -> list[str]:
+def log_of(tmp_path: Path, weight_push: str, colocate: bool, load_s: float = 0.0) -> list[str]:
     """What engine and learner were asked for, in a run that evaluates and saves now and then."""
     log: list[str] = []
     engine = {"weight_push": weight_push, "colocate": colocate}
     config = having(configured(tmp_path, 2, steps=8), engine=engine, logging={"checkpoint_every": 3})
-    train(config, FakeEngine(lambda r, i: 9, log=log), FakeLearner(0.002, log=log))
+    train(config, FakeEngine(lambda r, i: 9, load_s=load_s, log=log), FakeLearner(0.002, log=log))
     return log
 
 
@@ -40,6 +40,14 @@ def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -
         assert steps_of(log[: log.index(f"label {v}")])[-1] == f"step {v}"
     for v in (1, 2, 3):  # before the first evaluation, each version before the next step
         assert log.index(f"label {v}") < log.index(f"step {v + 1}")
+
+
+def test_colocated_engines_load_a_file_before_a_checkpoint_lets_them_sleep_again(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "file", True, load_s=0.05)
+    assert log.count("save") == 3
+    for v in range(1, 9):
+        after = log.index(f"step {v}") + 1
+        assert log[after : after + 2] == ["resume", f"label {v}"]
 
 
 @pytest.mark.parametrize("weight_push", ["nccl", "file"])

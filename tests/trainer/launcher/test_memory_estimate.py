@@ -14,25 +14,25 @@ from trainer.config import Config, ConfigError, CriticConfig, InterruptionConfig
 from trainer.launcher import memory_estimate as memory
 from trainer.launcher.memory_estimate import GIB, SIZES, ModelSize, check_fits, estimate, rank_bytes
 from trainer.launcher.placement import Devices, assign
-from trainer.main import derived_slots
+from trainer.main import planned
 from trainer.models.tiny import make_model
 
 ONE = Devices(2, ((),), ((),))
 BESIDE = Devices(64, (("0",),), (("0",),))
 TINY, BIG = SIZES["tiny"], SIZES["Qwen/Qwen3-8B-Base"]
 QWEN_SMALL = ModelSize(596_049_920, 28, 1024, 3072, 1024, 151_936)  # 0.6B
-Machine = Callable[..., None]
+Check = Callable[[Config, Devices], tuple[int, str]]
+Machine = Callable[..., Check]
 ON_THE_CPU = having(Config(), model={"path": "big"})
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Sets the size of the model, and the GiB of a GPU and of the host."""
+    """Sets the size of the model, and the GiB of a GPU and of the host; returns the check of that machine."""
 
-    def set_to(size: ModelSize, gpu: float | None = None, ram: float = 1e4) -> None:
-        monkeypatch.setattr(memory, "size_of", lambda folder: size)
-        monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: gpu and gpu * GIB)
+    def set_to(size: ModelSize, gpu: float | None = None, ram: float = 1e4) -> Check:
         monkeypatch.setattr(memory, "_ram", lambda: ram * GIB)
+        return lambda config, devices: check_fits(config, size, devices, gpu and gpu * GIB)
 
     return set_to
 
@@ -183,11 +183,9 @@ TOO_BIG = [  # settings, devices, GiB of a GPU and of the host, and the error
 def test_an_8b_that_is_too_big_is_refused_with_by_how_much(
     config: Config, devices: Devices, gib: tuple[float | None, float], error: str, machine: Machine
 ) -> None:
-    machine(BIG, *gib)
     with pytest.raises(ConfigError, match=error):
-        check_fits(config, "", devices)
-    machine(BIG, 400, 400)
-    check_fits(config, "", devices)
+        machine(BIG, *gib)(config, devices)
+    machine(BIG, 400, 400)(config, devices)
 
 
 def test_the_torch_engine_must_fit_beside_the_learner_or_on_the_cpu(machine: Machine) -> None:
@@ -195,16 +193,15 @@ def test_the_torch_engine_must_fit_beside_the_learner_or_on_the_cpu(machine: Mac
     x 2 bytes for KV (13.1), logits 12 x 151,936 x 64 (.1), CUDA 1.5: 35.5 GiB, and 8 % stay free: 38.6."""
     config = learner(4096, "torch")
     assert sum(estimate(config, QWEN_SMALL, BESIDE).engine.values()) / GIB == pytest.approx(15.8, abs=0.1)
-    machine(QWEN_SMALL, 39)
-    check_fits(config, "", BESIDE)
-    machine(QWEN_SMALL, 38)
+    machine(QWEN_SMALL, 39)(config, BESIDE)
+    check = machine(QWEN_SMALL, 38)
     error = r"a learner rank and the engine beside it: about 35\.\d GiB .*engine.tensor_parallel 0"
     with pytest.raises(ConfigError, match=error):
-        check_fits(config, "", BESIDE)
-    check_fits(config, "", Devices(64, (("0",),), (("1",),)))
-    machine(QWEN_SMALL, 39, ram=8)
+        check(config, BESIDE)
+    check(config, Devices(64, (("0",),), (("1",),)))
+    check = machine(QWEN_SMALL, 39, ram=8)
     with pytest.raises(ConfigError, match=r"on the host: about \d+\.\d GiB .* has 8\.0"):
-        check_fits(config, "", Devices(64, (("0",),), ((),)))
+        check(config, Devices(64, (("0",),), ((),)))
 
 
 @pytest.mark.parametrize(
@@ -231,8 +228,7 @@ def test_the_learner_gets_the_ranks_that_its_memory_needs(gib: float | None, ran
 
 @pytest.mark.parametrize("gpu", [None, 80])
 def test_gpus_of_unknown_memory_are_not_checked_and_that_is_said(gpu: float | None, machine: Machine) -> None:
-    machine(TINY, gpu)
-    _, note = check_fits(having(Config(), engine={"kind": "vllm"}), "", on_gpus(1))
+    _, note = machine(TINY, gpu)(having(Config(), engine={"kind": "vllm"}), on_gpus(1))
     assert ("is not checked" in note) == (gpu is None)
 
 
@@ -267,4 +263,4 @@ def test_slots_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         launch = parse(["--data.source", "mine.jsonl", "--engine.kind", "vllm", *flags])
         config = having(launch.config, engine={"max_new_tokens": 256})
         devices = assign(config, ("0", "1"), 32)
-        assert derived_slots(launch, config, QWEN_SMALL, devices).engine.slots == slots
+        assert planned(launch, config, QWEN_SMALL, devices)[0].engine.slots == slots

@@ -23,6 +23,7 @@ from trainer import run_folder
 from trainer.cli import parse, to_yaml
 from trainer.config import Config
 from trainer.launcher import supervisor
+from trainer.launcher.memory_estimate import SIZES
 from trainer.launcher.placement import assign
 from trainer.launcher.supervisor import RoleDied, Supervisor
 from trainer.main import follow, main
@@ -48,6 +49,7 @@ def fakes(monkeypatch: Patch) -> None:
     for name, role in ROLES.items():
         monkeypatch.setattr(supervisor, name, role)
     monkeypatch.setattr("trainer.launcher.memory_estimate.check_fits", lambda *args: (0, ""))  # no model
+    monkeypatch.setattr("trainer.launcher.memory_estimate.size_of", lambda folder: SIZES["tiny"])
 
 
 def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
@@ -61,6 +63,7 @@ def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
         f"supervisor.LEARNER, supervisor.CONTROLLER = {tuple(ROLES.values())}\n"
         f"resolve.resolve_model = lambda path: {behaviour!r}\n"
         "memory_estimate.check_fits = lambda *args: (0, '')\n"
+        "memory_estimate.size_of = lambda folder: memory_estimate.SIZES['tiny']\n"
         f"code = main.main(['--run-dir', {str(run_dir)!r}])\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )

@@ -1,0 +1,147 @@
+"""Promises of the plan for one GPU: what is not set is chosen so that it fits, and what cannot is refused.
+
+`pytest -s tests/trainer/launcher/test_room.py` prints the tables of docs/lora.md."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from fakes import having
+
+from trainer import gpus
+from trainer.cli import Launch
+from trainer.config import Config, LoraConfig
+from trainer.config.typed import fields
+from trainer.launcher import notices
+from trainer.launcher.memory_estimate import SIZES
+from trainer.launcher.placement import assign
+from trainer.main import main, planned
+
+CARDS = {  # as nvidia-smi lists them
+    "24 GB": "0, GPU-aa01, NVIDIA GeForce RTX 4090, 24564\n",
+    "48 GB": "0, GPU-bb02, NVIDIA RTX 6000 Ada Generation, 49140\n",
+    "80 GB": "0, GPU-cc03, NVIDIA H100 80GB HBM3, 81559\n",
+}
+FULL, LORA = "", "--model.lora.rank 16"
+MODELS = ("0.6B", "1.7B", "4B", "8B")
+DOCS = Path(__file__).parents[3] / "docs" / "lora.md"
+DryRun = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DryRun:
+    """Exit code and plan, or error, of a dry run with one card, with or without vLLM."""
+    card, find = [""], importlib.util.find_spec
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for module in (gpus, notices):
+        monkeypatch.setattr(module, "without_cuda", lambda: "")
+
+    def run(command: list[str], **more: Any) -> CompletedProcess[str]:
+        return CompletedProcess(command, 0, "" if command[1] == "-L" else card[0])
+
+    monkeypatch.setattr(gpus.subprocess, "run", run)
+
+    def plan(name: str, vllm: bool, model: str, *flags: str, recipe: str = "scalerl") -> tuple[int, str]:
+        there = object() if vllm else None
+        monkeypatch.setattr(importlib.util, "find_spec", lambda x, *y: there if x == "vllm" else find(x, *y))
+        card[0] = CARDS[name]
+        path = f"Qwen/Qwen3-{model}-Base"
+        words = f"--recipe {recipe} --task gsm8k --model.path {path} --dry-run {' '.join(flags)}".split()
+        code, said = main(words), capsys.readouterr()
+        return code, re.findall(r"(?m)^(?:plan|error): .*", said.out + said.err)[-1]
+
+    return plan
+
+
+def cell(line: str) -> str:
+    """A plan, or a refusal, in short."""
+    if line.startswith("error"):
+        changes = line.partition("Would fit: ")[2].split(" · ")
+        changes = [
+            c.partition(", which")[0].replace("--model.lora.", "").removeprefix("a GPU of ") for c in changes
+        ]
+        return f"no: {', '.join(c.partition(':')[0].removeprefix('--') for c in changes)}"
+    tokens, kept, slots, rank, engine = re.search(  # type: ignore[union-attr]  # each plan has them
+        r"of ([\d,]+) tokens, activations (\w+), (\d+) .*rank takes ([\d.]+)(?: and the engine ([\d.]+))?",
+        line,
+    ).groups()
+    portions = f"{int(tokens.replace(',', '')) // 1024}K{', recomputed' * (kept == 'recomputed')}"
+    return f"{portions}; {slots} sequences; {rank}{f' + {engine}' if engine else ''} GiB"
+
+
+def test_the_tables_in_the_docs_are_those_of_the_dry_run(dry_run: DryRun) -> None:
+    rows = []
+    for vllm in (True, False):
+        for model in MODELS:
+            for flags in (FULL, LORA):
+                cells = [cell(dry_run(card, vllm, model, flags)[1]) for card in CARDS]
+                rows.append(f"| {model} | {'rank 16' if flags else 'full'} | {' | '.join(cells)} |")
+    print("\n".join(["", *rows]))
+    assert [row for row in rows if row not in DOCS.read_text()] == []
+
+
+HAND = [
+    # Base 8.19 G x 2 bytes: 15.26; adapters .65; residual streams 36 x 2,048 x 16 KiB: 1.13; logits 2,048 x
+    # 151,936 x 4: 1.16; the widest weight, 4,096 x 12,288 x 10: .47; CUDA twice: 3.0. vLLM has .9 x 23.99 -
+    # 3.26 - 15.26 = 3.07 GiB for keys and values, of 144 KiB a token: 60 of 128 + 482 / 2 tokens, in eights.
+    ("24 GB", True, "8B", LORA, 15.26 + 0.65 + 1.13 + 1.16 + 0.47 + 3.0, 2048, True, 56),
+    # 4.02 G x 16: 59.94; 36 x 8,192 x 10 KiB: 2.81; logits 8,192 x 151,936 x 4: 4.64; the head (389 M) and dW
+    # twice in bf16: 2.17; CUDA twice: 3.0. With 16,384 tokens 2.81 more and FP32's dW (.72): beyond 73.3.
+    ("80 GB", True, "4B", FULL, 59.94 + 2.81 + 4.64 + 2.17 + 3.0, 8192, True, 512),
+    # .596 G x 16: 8.88; 28 x 4,096 x 4 KiB: .44; logits 2.32; head .87; CUDA 1.5. The engine beside it:
+    # weights 1.11, keys and values 4 x 2 x 28 x 1,024 x 16 x 610 x 2: 4.17, logits .03, CUDA 1.5.
+    ("24 GB", False, "0.6B", FULL, 8.88 + 0.44 + 2.32 + 0.87 + 1.5, 4096, True, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("card", "vllm", "model", "flags", "gib", "tokens", "recomputed", "slots"), HAND)
+def test_cells_are_those_of_an_account_by_hand(
+    card: str, vllm: bool, model: str, flags: str, gib: float, tokens: int, recomputed: bool, slots: int,
+    dry_run: DryRun,
+) -> None:  # fmt: skip
+    code, line = dry_run(card, vllm, model, flags)
+    expected = f"micro-batches of {tokens:,} tokens, activations {'recomputed' if recomputed else 'kept'}, "
+    assert code == 0 and f"{expected}{slots} sequences at once; a learner rank takes {gib:.1f}" in line
+    if vllm:
+        assert "vLLM and the learner take turns on the GPU" in line
+    else:
+        assert "beside the learner on the GPU (vLLM is not installed)" in line
+        assert f"and the engine {1.11 + 4.17 + 0.03 + 1.5:.1f} of 24.0 GiB" in line
+
+
+def test_what_cannot_fit_is_refused_with_what_would(dry_run: DryRun) -> None:
+    code, line = dry_run("24 GB", True, "1.7B")  # 1.72 G x 16 bytes are 25.6 GiB
+    assert code == 2 and "a learner rank: about 31.2 GiB are needed" in line
+    assert line.endswith("Would fit: --model.lora.rank 16 · a GPU of 48 GB · 3 such GPUs")
+    assert dry_run("48 GB", True, "1.7B")[0] == dry_run("24 GB", True, "1.7B", LORA)[0] == 0
+    _, line = dry_run("24 GB", False, "4B", LORA)  # weights twice, and keys and values
+    assert "vLLM, which takes turns with the learner" in line and "engine.tensor_parallel 0" in line
+
+
+def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: DryRun) -> None:
+    code, line = dry_run("24 GB", True, "8B", LORA, "--learner.micro_batch_tokens 4096")
+    assert code == 2 and "a learner rank: about 23." in line
+    assert dry_run("24 GB", True, "8B", LORA, "--learner.checkpoint_activations false")[0] == 2
+    _, line = dry_run("80 GB", True, "8B", LORA, "--engine.slots 24 --learner.micro_batch_tokens 1024")
+    assert "micro-batches of 1,024 tokens, activations kept, 24 sequences" in line
+    _, line = dry_run("80 GB", True, "8B", LORA, "--engine.kind vllm")
+    assert "vLLM and the learner take turns" in line
+
+
+def test_a_resumed_run_is_planned_again_although_its_config_names_every_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: 24_564 * 2.0**20)
+    config = having(Config(), model={"dtype": "bfloat16", "lora": LoraConfig(rank=16)})
+    config = having(config, engine={"kind": "vllm", "colocate": True}, objective={"loss": "grpo"})
+    devices = assign(config, ("0",), 16)
+    set_all = {"config.yaml": list(fields()), "the command line": ["engine.slots"]}
+    for resume, recomputed in ((False, False), (True, True)):
+        launch = Launch(config, resume=resume, origins=set_all)
+        chosen, fixed = planned(launch, config, SIZES["Qwen/Qwen3-8B"], devices)
+        assert chosen.learner.checkpoint_activations == recomputed and chosen.engine.slots == 64
+        assert ("objective.loss" in fixed) and ("learner.micro_batch_tokens" in fixed) == (not resume)

@@ -1,0 +1,136 @@
+"""Chooses what is not set so that the run fits its GPUs, and says what would fit where nothing does.
+
+Without a setting a micro-batch has 16,384 tokens, activations are kept, and the torch engine generates 64
+sequences at once. Where that does not fit, micro-batches get smaller, down to 4,096 tokens, which costs
+little; then activations are recomputed; then a torch engine beside the learner gets fewer slots.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from itertools import chain
+
+from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
+from trainer.launcher.memory_estimate import (
+    GIB,
+    ModelSize,
+    estimate,
+    gpu_problem,
+    with_room,
+    with_slots,
+)
+from trainer.launcher.placement import Devices, assign, with_engine
+
+# Are activations recomputed, and tokens of a micro-batch; the fastest first.
+LEARNERS = [
+    *((False, tokens) for tokens in (16_384, 8192, 4096)),
+    *((True, tokens) for tokens in (16_384, 8192, 4096, 2048, 1024)),
+]
+TORCH_SLOTS = (64, 32, 16, 8)
+CARDS = {"24 GB": 24_564, "48 GB": 49_140, "80 GB": 81_559, "141 GB": 143_771}  # MiB, by nvidia-smi
+VLLM = "vLLM, which takes turns with the learner (pip install '.[vllm]')"
+MOST_GPUS = 8  # of one machine
+
+
+def fitted(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> Config:
+    """The config with what `fixed` does not name chosen by the GPUs' memory; the one that needs least if
+    nothing fits."""
+    if "engine.slots" not in fixed:
+        config = with_slots(config, size, devices, gpu)
+    choices = list(_choices(config, devices, fixed))
+    return next((c for c in choices if not gpu_problem(c, size, devices, gpu)), choices[-1])
+
+
+def _choices(config: Config, devices: Devices, fixed: Set[str]) -> Iterator[Config]:
+    """The config itself, then those that need less memory."""
+    yield config
+    learner, tokens = config.learner, config.learner.micro_batch_tokens
+    steps = [(False, tokens), (True, tokens)] if tokens else LEARNERS
+    if learner.checkpoint_activations or "learner.checkpoint_activations" in fixed:
+        steps = [step for step in steps if step[0] == learner.checkpoint_activations]
+    slots_vary = config.engine.kind != "vllm" and devices.shared and "engine.slots" not in fixed
+    for slots in TORCH_SLOTS if slots_vary else (config.engine.slots,):
+        for recomputed, budget in steps:
+            chosen = replace(learner, checkpoint_activations=recomputed, micro_batch_tokens=budget)
+            yield replace(config, learner=chosen, engine=replace(config.engine, slots=slots))
+
+
+def plan(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> str:
+    """The plan for the GPUs in one line, empty where their memory is not known.
+
+    ConfigError for what does not fit them, with what would fit instead."""
+    if gpu is None or not devices.gpus:
+        return ""
+    if problem := gpu_problem(config, size, devices, gpu):
+        instead = " · ".join(_alternatives(config, size, devices, gpu, fixed))
+        name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
+        raise ConfigError(f"{name}, {problem}{f'. Would fit: {instead}' if instead else ''}")
+    return _described(config, size, devices, gpu)
+
+
+def _alternatives(
+    config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]
+) -> Iterator[str]:
+    """Changes with each of which the run would fit."""
+    engine = config.engine
+
+    def fits(c: Config, on: Devices = devices, memory: float = gpu) -> bool:
+        return not gpu_problem(fitted(c, size, on, memory, fixed), size, on, memory)
+
+    def fits_on(count: int) -> bool:
+        c = with_engine(replace(config, engine=replace(engine, colocate=False, kind="auto")), count)
+        gpus = tuple(map(str, range(count)))
+
+        def devices_of(ranks: int) -> Devices:
+            asked = replace(c, learner=replace(c.learner, ranks=ranks or c.learner.ranks))
+            return assign(asked, gpus, os.cpu_count() or 1)
+
+        try:
+            return fits(c, with_room(c, size, gpu, devices_of))
+        except ConfigError:
+            return False
+
+    adapted = replace(config, model=replace(config.model, lora=LoraConfig(rank=16)))
+    lora_fits = not config.model.lora.rank and fits(adapted)
+    if lora_fits:
+        yield "--model.lora.rank 16"
+    if devices.shared and engine.kind == "torch":
+        turns = replace(engine, kind="vllm", colocate=True)
+        if fits(replace(config, engine=turns)):
+            yield VLLM
+        elif not lora_fits and fits(replace(adapted, engine=turns)):
+            yield f"--model.lora.rank 16 and {VLLM}"
+        if fits(config, replace(devices, engines=((),))):
+            yield "--engine.tensor_parallel 0: the engine on the CPU"
+    larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and fits(config, memory=mib * 2.0**20))
+    used = len({*chain(*devices.learner), *chain(*devices.engines)})
+    more = (f"{n} such GPUs" for n in range(used + 1, MOST_GPUS + 1) if fits_on(n))
+    yield from filter(None, (next((f"a GPU of {n}" for n in larger), ""), next(more, "")))
+
+
+def _described(config: Config, size: ModelSize, devices: Devices, gpu: float) -> str:
+    """The plan: who generates, in which portions is learned, how much it takes."""
+    engine, learner = config.engine, config.learner
+    who = "vLLM" if engine.kind == "vllm" else "the torch engine"
+    if engine.colocate:
+        where = f"{who} and the learner take turns on the GPU"
+    elif devices.shared:
+        missing = importlib.util.find_spec("vllm") is None
+        where = f"{who} generates beside the learner on the GPU{' (vLLM is not installed)' * missing}"
+    else:
+        where = f"{who} generates on {'GPUs of its own' if any(devices.engines) else 'the CPU'}"
+    tokens = learner.micro_batch_tokens or default_token_budget(True)
+    memory = estimate(config, size, devices)
+    rank, beside = sum(memory.rank.values()), sum(memory.engine.values())
+    takes = f"a learner rank takes {rank / GIB:.1f}"
+    if devices.shared and not engine.colocate:
+        takes += f" and the engine {beside / GIB:.1f}"
+    takes += f" of {gpu / GIB:.1f} GiB"
+    if engine.kind == "vllm" and any(devices.engines):
+        takes += f", then vLLM {engine.memory * gpu / GIB:.1f}"
+    return (
+        f"plan: {where}; micro-batches of {tokens:,} tokens, activations "
+        f"{'recomputed' if learner.checkpoint_activations else 'kept'}, {engine.slots} sequences at once; "
+        f"{takes}"
+    )
