@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import Config, ConfigError, VerifierConfig
 from trainer.controller.context import RolloutContext
@@ -44,6 +45,11 @@ def rollout(reward: float, sampled: Sequence[bool] = (True,), **more: Any) -> Ro
 def group(prompt: Prompt, correct: int, total: int) -> Group:
     """A group of which so many rollouts are correct."""
     return Group(0, 0, prompt, tuple(rollout(1.0 if i < correct else -1.0) for i in range(total)))
+
+
+def experts_of(ids: Sequence[int]) -> NDArray[np.uint8]:
+    """(T − 1, 2) the experts of all these tokens but the last: here a token's position, and itself."""
+    return np.array([(i % 250, token % 250) for i, token in enumerate(ids[:-1])], np.uint8).reshape(-1, 2)
 
 
 @dataclass(eq=False)
@@ -82,7 +88,11 @@ class FakeEngine:
             reason: FinishReason = "length" if wanted > request.max_tokens else "stop"
             ids = np.arange(n, dtype=np.int32) + 10
             logprobs = np.full(n, -0.5, np.float32)
-            yield [Completion(request.request_id, index, ids, logprobs, np.array(versions, np.int32), reason)]
+            done = Completion(request.request_id, index, ids, logprobs, np.array(versions, np.int32), reason)
+            if request.experts_from >= 0:
+                experts = experts_of([*request.prompt_ids, *ids.tolist()])[request.experts_from :]
+                done = replace(done, experts=experts)
+            yield [done]
         self.running -= 1
 
     async def update_weights(self, version: int, path: str) -> None:

@@ -45,7 +45,8 @@ def test_vllm_makes_room_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(WeightTransferConfig=dict))
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
-    model = SimpleNamespace(max_position_embeddings=10**6)
+    model = SimpleNamespace(max_position_embeddings=10**6, model_type="llama")
+    model.get_text_config = lambda: model
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda path: model)
     settings = vllm_settings(CONFIG, str(tmp_path))
     assert settings["max_model_len"] == CONFIG.data.max_prompt_tokens + LONGEST

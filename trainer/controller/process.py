@@ -132,6 +132,8 @@ async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
         engine.resume()
     if infos := await engine.ready():
         ready["engine"] = infos[0]
+        if ready["learner"].get("experts") and not infos[0].get("experts", True):
+            note(controller.emit, "experts are not replayed: vLLM on a CPU does not return them")
     controller.emit("ready", ready)
     if resume is not None:
         controller.restore(resume)

@@ -130,7 +130,8 @@ class LearnerService:
             "dtype": config.model.dtype,
             "seconds": seconds,
         }
-        self.ready = Ready(info | {"kernels": self._learner.model.kernels})
+        policy = self._learner.model
+        self.ready = Ready(info | {"kernels": policy.kernels, "experts": policy.routers is not None})
 
     def answer(self, message: object) -> object:
         """Do what the message asks for; returns the reply."""

@@ -24,6 +24,7 @@ def group(issued: IssuedPrompt, lengths: list[int]) -> Group:
             rng.random(n) < 0.8,
             f"text {n} ünïcode \n",
             *(-1.0, "wrong", bool(n % 2), bool(n % 3), {"math": -1.0, "style": n / 7}),
+            experts=rng.integers(0, 300, (n + 2, 6), np.uint16) if n else None,
         )
         for n in lengths
     ]

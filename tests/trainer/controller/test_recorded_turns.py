@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeEngine, FakeLearner, Request, configured, context, controller, having, journal
+from fakes import (
+    FakeEngine,
+    FakeLearner,
+    Request,
+    configured,
+    context,
+    controller,
+    experts_of,
+    having,
+    journal,
+)
 from fakes import prompts as items
 
 from trainer.config import Config, ConfigError, EnvironmentConfig
@@ -66,7 +76,7 @@ def played(story: Story, tape: Tape, engine: FakeEngine) -> Rollout:
     pools: Any = {"": Stories(story)}
     encode = lambda text: [ord(c) + 500 for c in text]  # noqa: E731  # a one-line tokenizer
     ctx = context(config, engine, environments=pools, encode=encode)
-    request = Request("g5", items(1)[0].token_ids, 1, 200, 1.0, frozenset({0}), 7)
+    request = Request("g5", items(1)[0].token_ids, 1, 200, 1.0, frozenset({0}), 7, experts_from=0)
     return asyncio.run(play(ctx, items(1)[0], request, 3, 200, tape))
 
 
@@ -88,6 +98,7 @@ def test_an_episode_goes_on_from_the_journal_as_if_it_had_never_stopped(tmp_path
 
     whole = played(Story(4, fails=fails), Tape(record=record, end=lambda r: written.ended(5, 3, r)), unbroken)
     assert len(turns) == 4 and whole.scored is not fails
+    np.testing.assert_array_equal(whole.experts, experts_of([*items(1)[0].token_ids, *whole.token_ids]))
     issued_again, finished, pasts = replay(tmp_path / "journal", 0, {items(1)[0].prompt_id: items(1)[0]})
     assert issued_again == {5: issued} and not finished and pasts.keys() == {5} and pasts[5].keys() == {3}
     past = pasts[5][3]

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from trainer.engines.backend import Activity
 from trainer.engines.vllm.process import Sample, Scheduler
@@ -129,3 +131,23 @@ def test_a_report_has_the_highest_of_what_vllm_said_since_the_one_before() -> No
         activity.report(idle=True)
     assert ours.recv().data == {"tokens": 5, "busy_s": 0.0, "kv_use": 0.9, "preemptions": 3.0}
     assert ours.recv().data == {"tokens": 8, "busy_s": 0.0}
+
+
+def test_experts_are_asked_for_and_checked_from_where_they_are_not_known() -> None:
+    """The request, and the seam where vLLM's output becomes a completion: on a CPU vLLM returns none."""
+
+    def sample(first: int) -> Sample:
+        return Sample(Request("a", (1, 2, 3), 1, 10, 1.0, frozenset(), 0, experts_from=first), 0)
+
+    def ended(first: int, count: int | None, reason: str = "length") -> NDArray[Any] | None:
+        experts = None if count is None else np.arange(count * 6, dtype=np.uint8).reshape(count, 3, 2)
+        return sample(first).completion((7, 8), np.zeros(2, np.float32), (), reason, experts=experts).experts
+
+    starts = [sample(first).parameters["routed_experts_prompt_start"] for first in (-1, 0, 2)]
+    assert starts == [3, 0, 2]  # of a request that wants none, those of the prompt are not computed
+    whole, rest = ended(0, 4), ended(2, 2)
+    assert whole is not None and rest is not None
+    assert whole.tolist() == np.arange(24).reshape(4, 6).tolist() and rest.shape == (2, 6)
+    assert ended(-1, 4) is ended(0, None) is ended(0, 3, "abort") is None
+    with pytest.raises(RuntimeError, match="vLLM ended a with the experts of 5 tokens; expected those of 4"):
+        ended(0, 5)

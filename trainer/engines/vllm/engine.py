@@ -51,7 +51,8 @@ def engine_main(
         log = Path(config.run_dir) / "logs" / f"{role}.log"
         vllm = LocalVLLM(config, model_dir, threads, log, role_index(role))
         await vllm.load(0)
-        return vllm, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
+        info = {"kind": "vllm", "dtype": config.model.dtype, "experts": vllm.returns_experts}
+        return vllm, info | {"threads": threads}
 
     run_vllm(role, conn, telemetry, config.engine.slots, start)
 
@@ -82,6 +83,7 @@ class LocalVLLM(VLLM):
 
         settings = vllm_settings(config, model_dir)
         try:
+            self.returns_experts: bool = settings["enable_return_routed_experts"]
             arguments = AsyncEngineArgs(**settings)
             self.limit: int = arguments.max_model_len
             self._llm: Any = AsyncLLM.from_engine_args(arguments)
@@ -111,7 +113,8 @@ class LocalVLLM(VLLM):
         prompt_logprobs = [
             {i: x.logprob for i, x in at.items()} for at in outputs.prompt_logprobs or () if at
         ]
-        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason, prompt_logprobs)
+        ids, reason, experts = output.token_ids, output.finish_reason, output.routed_experts
+        return sample.completion(ids, logprobs, spans, reason, prompt_logprobs, experts)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         await self._llm.abort(sample_ids)
@@ -234,7 +237,23 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=transfer),
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": False,  # `LocalVLLM.check` reads them
+        "enable_return_routed_experts": returns_experts(config, model, current_platform.is_cpu()),
     }
+
+
+def returns_experts(config: Config, model: Any, cpu: bool) -> bool:
+    """True if vLLM is to return the experts of this model (its config); ConfigError if it should and cannot.
+
+    On a CPU it cannot: its second model runner, which records them, needs Triton."""
+    from trainer.models.experts import replays_experts  # only now: it imports torch
+
+    setting = config.model.replay_experts
+    if cpu and setting:
+        why = "vLLM on a CPU returns no experts"
+        raise ConfigError(
+            f"model.replay_experts cannot be true: {why}; leave it out, or set engine.kind torch"
+        )
+    return not cpu and replays_experts(setting, model)
 
 
 def _kv_bytes(config: Config, model: Any, tokens: int) -> int:

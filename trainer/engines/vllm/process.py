@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from operator import itemgetter
 from typing import Any, Protocol
@@ -54,6 +54,7 @@ class Sample:
     @property
     def parameters(self) -> dict[str, Any]:
         """vLLM's sampling parameters."""
+        start = self.request.experts_from
         return {
             "temperature": self.request.temperature,
             "max_tokens": self.request.max_tokens,
@@ -64,6 +65,7 @@ class Sample:
             "flat_logprobs": True,
             "detokenize": False,
             "prompt_logprobs": 1 if self.request.score_prompt else None,
+            "routed_experts_prompt_start": start if start >= 0 else len(self.request.prompt_ids),
         }
 
     def completion(
@@ -73,6 +75,7 @@ class Sample:
         version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
         reason: str | None,
         prompt: Sequence[Mapping[int, float]] = (),  # log-probs by position, from the second token on
+        experts: NDArray[Any] | None = None,  # (tokens, layers, k), of the tokens read, from experts_from on
     ) -> Completion:
         """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
         name, ids = self.request.request_id, np.asarray(token_ids, np.int32)
@@ -89,7 +92,14 @@ class Sample:
             (x[i], *top) for i, x, top in zip(self.request.prompt_ids[1:], prompt, tops, strict=bool(prompt))
         ]
         scores = np.array(rows, PROMPT_SCORE)
-        return Completion(name, self.index, ids, logprobs, versions, REASONS[reason], scores)
+        done = Completion(name, self.index, ids, logprobs, versions, REASONS[reason], scores)
+        if experts is None or self.request.experts_from < 0 or reason == "abort":
+            return done
+        count = len(self.request.prompt_ids) + len(ids) - 1 - self.request.experts_from
+        if len(experts) != count:
+            got = f"vLLM ended {name} with the experts of {len(experts)} tokens"
+            raise RuntimeError(f"{got}; expected those of {count}, one less than it has read or made")
+        return replace(done, experts=experts.reshape(count, -1))
 
 
 class VLLM(Protocol):

@@ -6,11 +6,13 @@ answered.
 """
 
 import asyncio
+import base64
 import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from io import BytesIO
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -109,7 +111,10 @@ class RemoteVLLM(VLLM):
         positions = [at for at in answer.get("prompt_logprobs") or () if at]
         prompt_logprobs = [{int(i): x["logprob"] for i, x in at.items()} for at in positions]
         ids, reason = choice["token_ids"] or (), choice["finish_reason"]
-        return sample.completion(ids, logprobs, spans, reason, prompt_logprobs)
+        experts = None  # in numpy's file format
+        if encoded := choice.get("routed_experts"):
+            experts = np.load(BytesIO(base64.b64decode(encoded)), allow_pickle=False)
+        return sample.completion(ids, logprobs, spans, reason, prompt_logprobs, experts)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix
