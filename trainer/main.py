@@ -197,6 +197,8 @@ def planned(
     gpu, fixed = smallest_gpu_memory(), {key for keys in launch.origins.values() for key in keys}
     if launch.resume or launch.branch or launch.replay:  # from a config.yaml, which names every key
         fixed = {*differing(fixed, config, Config()), *launch.origins.get("the command line", ())}
+    if devices.world:  # ranks on other machines plan by themselves, and all need the same
+        fixed |= {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
     if size is None or gpu is None or not devices.gpus:
         return config, fixed
     return room.fitted(config, size, devices, gpu, fixed), fixed

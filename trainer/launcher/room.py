@@ -46,7 +46,8 @@ def _choices(config: Config, devices: Devices, fixed: Set[str]) -> Iterator[Conf
     """The config itself, then those that need less memory."""
     yield config
     learner, tokens = config.learner, config.learner.micro_batch_tokens
-    steps = [(False, tokens), (True, tokens)] if tokens else LEARNERS
+    set_already = tokens or "learner.micro_batch_tokens" in fixed
+    steps = [(False, tokens), (True, tokens)] if set_already else LEARNERS
     if learner.checkpoint_activations or "learner.checkpoint_activations" in fixed:
         steps = [step for step in steps if step[0] == learner.checkpoint_activations]
     slots_vary = config.engine.kind != "vllm" and devices.shared and "engine.slots" not in fixed

@@ -5,6 +5,7 @@
 import importlib.util
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -144,4 +145,5 @@ def test_a_resumed_run_is_planned_again_although_its_config_names_every_key(
         launch = Launch(config, resume=resume, origins=set_all)
         chosen, fixed = planned(launch, config, SIZES["Qwen/Qwen3-8B"], devices)
         assert chosen.learner.checkpoint_activations == recomputed and chosen.engine.slots == 64
+        assert planned(launch, config, SIZES["Qwen/Qwen3-8B"], replace(devices, world=2))[0] == config
         assert ("objective.loss" in fixed) and ("learner.micro_batch_tokens" in fixed) == (not resume)
