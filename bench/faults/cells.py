@@ -14,6 +14,7 @@ SFT = "--objective.loss sft --objective.advantage_norm none --pipeline.scheme pp
 SFT += " --objective.aggregation token --pipeline.minibatches 2"
 TEACHER = "--objective.kl.to tiny --objective.kl.place as_advantage --objective.kl.estimator k1"
 TEACHER += " --objective.kl.coefficient 1 --objective.advantage_norm none"
+TOP_K = "--objective.kl.to tiny --objective.kl.top_k 5 --objective.kl.coefficient 1"
 GUESS = "trainer.environments.guess"
 EPISODES = f"--data.source {GUESS}:rows --data.size 80 --engine.max_new_tokens 32"
 EPISODES += f" --environment.kind {GUESS}:Guess --environment.turn_s 5"
@@ -40,6 +41,7 @@ OTHER_RUNS = {
     "controller, SFT": ("controller", SFT, ("training", "writing a checkpoint")),
     "learner, SFT": ("learner", SFT, ("training", "evaluating")),
     "learner, teacher": ("learner", TEACHER, ("scoring", "training")),
+    "learner, top-k": ("learner", TOP_K, ("training",)),
     "environment": ("verifier worker", EPISODES, ("generating", "evaluating")),
     "environments' fork server": ("fork server", EPISODES, ("generating", "evaluating")),
 }

@@ -35,9 +35,8 @@ class Teacher:
     async def start(self, tokenizer: Any, longest: int) -> None:
         """Ask for the model, and compare texts of tokens by their ids; ConfigError if they are others, or if
         `longest` tokens and the one that is generated are too many for it."""
-        listed = await self._client.call("GET", "/v1/models")
         try:
-            (model, *_) = listed["data"]
+            (model, *_) = (await self._client.call("GET", "/v1/models"))["data"]
             self._model, most = model["id"], model.get("max_model_len") or math.inf
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             raise ServerFailedError(f"{self._client.name}: /v1/models lists no model: {e!r}") from e
@@ -92,9 +91,8 @@ class Teacher:
         """OpenAI's `logprobs` of these tokens and one more. ServerFailedError if they are of other tokens."""
         body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0}
         body |= {"echo": True, "logprobs": 1, "return_token_ids": True}
-        answer = await self._client.call("POST", "/v1/completions", body)
         try:
-            (choice,) = answer["choices"]
+            (choice,) = (await self._client.call("POST", "/v1/completions", body))["choices"]
             logprobs, scored = choice["logprobs"], choice.get("prompt_token_ids") or ids
             _ = logprobs["tokens"], logprobs["token_logprobs"]
         except (LookupError, TypeError, ValueError, AttributeError) as e:

@@ -1,7 +1,7 @@
 """The built-in model `tiny`: 0.16 M parameters, trained on two-digit addition just enough to start RL.
 
 It stands in `tiny_model/`, so that every run starts from the same weights: SFT gives other weights on other
-machines. `examples/make_tiny.py` has trained it.
+machines. `examples/make_tiny.py` trains one like it, by a run of `--recipe sft`.
 """
 
 from __future__ import annotations

@@ -143,6 +143,12 @@ def test_a_teacher_with_other_tokens_or_too_few_positions_is_named_at_the_start(
         server.reply = lambda route, body: (400, "id 15") if body else answers(tokenizer)(route, body)
         with pytest.raises(ConfigError, match="refuses token ids of the policy: HTTP 400 id 15; expected"):
             asked(server, tokenizer)
+        server.reply = lambda route, body: (200, "hello")
+        with pytest.raises(ServerFailedError, match="/v1/models lists no model: JSONDecodeError"):
+            asked(server, tokenizer)
+        server.reply = lambda route, body: (200, "hello") if body else answers(tokenizer)(route, body)
+        with pytest.raises(ServerFailedError, match=r"its answer has no log-probs \(JSONDecodeError"):
+            asked(server, tokenizer)
         few = 200, {"data": [{"id": "large", "max_model_len": 32}]}
         server.reply = lambda route, body: few
         with pytest.raises(ConfigError, match="takes 32 tokens, and prompt and completion have up to 32"):

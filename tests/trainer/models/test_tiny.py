@@ -1,7 +1,9 @@
 """Promises of the built-in `tiny`: its size, its tokenizer, its shipped weights, a pass rate for RL."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,20 +58,15 @@ def rate_of_held_out(folder: Path) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
-    return tiny.pass_rate(model, *tiny.encode(pairs, tokenizer))
+    return float(np.mean([probability(model, tokenizer, *pair) for pair in pairs]))
 
 
-def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
-    tokenizer, model = tiny.make_tokenizer(), tiny.make_model(0)
-    pairs, expected = [("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")], 0.0
-    for question, answer in pairs:
-        context, p = tokenizer.encode(question), 1.0
-        for token in [*tokenizer.encode(answer), tokenizer.eos_token_id]:
-            with torch.no_grad():
-                p *= float(model(input_ids=torch.tensor([context])).logits[0, -1].double().softmax(-1)[token])
-            context.append(token)
-        expected += p / 2
-    assert tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) == pytest.approx(expected, rel=1e-4)
+@torch.no_grad()
+def probability(model: Any, tokenizer: Any, prompt: str, answer: Any) -> float:
+    """That of the right answer and EOS at T = 1, computed and not sampled."""
+    context, target = tokenizer.encode(prompt), [*tokenizer.encode(str(answer)), tokenizer.eos_token_id]
+    logits = model(input_ids=torch.tensor([context + target])).logits[0, len(context) - 1 : -1]
+    return float(logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None]).sum().exp())
 
 
 def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_path: Path) -> None:
@@ -81,18 +78,18 @@ def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
     reached = tiny.make_tiny(tmp_path)
-    assert 0.14 <= reached <= 0.19
+    assert 0.12 <= reached <= 0.18
     assert 0.12 <= rate_of_held_out(tmp_path) <= 0.22
 
 
 def test_sft_answers_are_right_at_their_rate_and_close_otherwise() -> None:
     pairs = tiny.problems()[:2000]
     answers = tiny.sft_data(pairs)
-    assert len(answers) == tiny.ANSWERS * len(pairs)
-    right = dict(pairs)
-    off = [abs(int(answer) - int(right[prompt])) for prompt, answer in answers]
+    assert [(q, a) for q, a, _ in answers] == pairs
+    assert all(len(c) == tiny.ANSWERS for *_, c in answers)
+    off = [abs(int(c) - int(a)) for _, a, completions in answers for c in completions]
     assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
     assert max(off) <= max(tiny.ERRORS)
