@@ -30,7 +30,7 @@ def odd(run_dir: Path) -> list[str]:
 
 
 def commands(config: Config, step: int) -> dict[str, str]:
-    """What one may want to do with the run, and how."""
+    """The commands that go on from the end of a run."""
     run, limit = config.run_dir, config.pipeline.max_compute
     more = f"--pipeline.max_compute {2 * limit:g}" if limit else f"--pipeline.steps {2 * step}"
     on = {"train twice as long": f"python -m trainer.main --resume --run-dir {run} {more}"}
