@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
 from trainer.controller.journal import records
 from trainer.jsonl import read_lines
@@ -32,20 +32,22 @@ ROLES = (
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """A random model and its tokenizer, in `folder`."""
+def make_model(folder: Path, seed: int = 0, mixture: bool = False) -> Path:
+    """A random model and its tokenizer, in `folder`; or one of 2 of 16 experts."""
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True,
-        eos_token_id=0, pad_token_id=1,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape: dict[str, Any] = {
+        "vocab_size": len(CHARS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True,
+        "eos_token_id": 0, "pad_token_id": 1,
+    }  # fmt: skip
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(**shape, **experts, norm_topk_prob=True) if mixture else Qwen3Config(**shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -183,6 +183,34 @@ def test_a_run_of_ppo_with_a_critic_goes_on_bit_for_bit_where_it_ended(
         assert [row[key] for row in resumed] == [row[key] for row in unbroken], key
 
 
+def experts_of(run_dir: Path) -> list[bool]:
+    """Of each finished group in the journal, whether it has the experts of every completion."""
+    records = read_lines(run_dir / "journal" / "000000.jsonl")
+    return [all(r.get("experts", [None])) for r in records if "finished" in r]
+
+
+FORCED = "--engine.interruption.enabled=true --engine.interruption.lo=2 --engine.interruption.hi=4"
+FORCED += " --engine.interruption.answer_tokens=4 --engine.interruption.phrase==1+"
+
+
+def test_a_replay_of_a_mixture_has_its_experts_bit_for_bit_and_other_losses_without(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """In bfloat16, under forced interruption and new weights in flight, where learner and engine would choose
+    other experts."""
+    parent, model = tmp_path / "run", make_model(tmp_path / "model", mixture=True)
+    flags = f"--model.path={model} --model.dtype=bfloat16 --pipeline.max_lag=1 {FORCED}"
+    run(begin(parent, *SETTINGS, *flags.split()), tmp_path)
+    assert all(experts_of(parent)) and len(experts_of(parent)) >= 4 * STEPS
+    assert {row["learner/experts_not_replayed"] for row in metrics(parent, "learner/loss")} == {0}
+    again, printed = new(tmp_path, "again", "--replay", str(parent))
+    assert f"the losses up to step {STEPS} are bit for bit those of the replayed run" in printed
+    assert losses(again) == losses(parent) and weights(again) == weights(parent)
+    other, _ = new(tmp_path, "other", "--replay", str(parent), "--model.replay_experts=false")
+    assert losses(other) != losses(parent)
+    assert not metrics(other, "learner/experts_not_replayed")
+
+
 def killed_at(argv: list[str], tmp: Path, instant: Callable[[], Any]) -> None:
     """Begin the run, and kill all its processes once `instant` is true."""
     with started(argv, tmp) as process:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,14 @@ from training import (
     generate,
     gradients_of_step,
     learner,
+    same,
+    save,
     save_words,
     sequence,
+    weights_of,
 )
 
+from trainer.config import ConfigError, KLConfig, LoraConfig
 from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch.engine import TorchEngine
 from trainer.models.experts import FAMILIES
@@ -65,9 +70,15 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 PROMPTS = {f"p{i}": prompt_of(9 + 7 * i) for i in range(4)}
 
 
-def completions(folder: str, dtype: str = "float32", tokens: int = 48) -> list[Completion]:
-    engine = TorchEngine(folder, getattr(torch, dtype), True, slots=16)
-    asked = [request(n, p, n=4, max_tokens=tokens, experts_from=0) for n, p in PROMPTS.items()]
+def completions(
+    folder: str, dtype: str = "float32", tokens: int = 48, decoder: bool = False
+) -> list[Completion]:
+    """Of several lengths, so that sequences move to other slots."""
+    engine = TorchEngine(folder, getattr(torch, dtype), True, slots=16, decoder=decoder)
+    asked = [
+        request(n, p, n=4, max_tokens=tokens + 3 * i, experts_from=0)
+        for i, (n, p) in enumerate(PROMPTS.items())
+    ]
     return sorted(generate(engine, *asked), key=lambda c: (c.request_id, c.index))
 
 
@@ -117,6 +128,8 @@ def test_the_routers_own_choice_replayed_is_the_same_to_the_bit(
     own = one.score([replace(s, experts=None) for s in batch])
     for a, b in zip(one.score(batch), own, strict=True):
         np.testing.assert_array_equal(a.logprobs, b.logprobs)
+    for c, as_on_a_gpu in zip(done, completions(mixtures[family], tokens=8, decoder=True), strict=True):
+        np.testing.assert_array_equal(c.experts, as_on_a_gpu.experts)
 
 
 def routed(mlp: Any, x: Tensor, ids: Tensor, normalised: bool) -> Tensor:
@@ -215,3 +228,52 @@ def test_the_share_of_tokens_that_lack_experts_is_a_metric(mixtures: dict[str, s
     assert share(known) == 0 and share(known, False) is None
     assert share(tuple(replace(s, experts=None) for s in known)) == 1
     assert 0 < share(forced()) < 1
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(mixtures: dict[str, str], tmp_path: Path) -> None:
+    def batch(step: int) -> TrainBatch:
+        return TrainBatch(step, forced(), {})
+
+    c = having(config(), model={"dtype": "bfloat16"})
+    unbroken = learner(mixtures["mixtral"], c)
+    unbroken.train(batch(1))
+    save(unbroken, tmp_path / "step-000001")
+    resumed = learner(tmp_path / "step-000001", c, tmp_path / "step-000001")
+    assert unbroken.train(batch(2))["learner/loss"] == resumed.train(batch(2))["learner/loss"]
+    assert same(weights_of(unbroken), weights_of(resumed))
+
+
+def test_an_unknown_family_is_named_and_by_itself_it_routes_as_before(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    unknown = tr.PhimoeConfig(**SHAPE, num_local_experts=4)
+    tr.AutoModelForCausalLM.from_config(unknown).save_pretrained(tmp_path)
+    save_words(tmp_path, VOCAB)
+    with pytest.raises(ConfigError, match="replay_experts cannot be true: phimoe is none of flex_olmo,"):
+        learner(tmp_path, having(config(), model={"replay_experts": True}))
+    with pytest.raises(ConfigError, match="phimoe is none of"):
+        TorchEngine(str(tmp_path), torch.float32, True, 4, experts=True)
+    by_itself = learner(tmp_path).model
+    assert by_itself.routers is None
+    assert by_itself.kernels.startswith(
+        "experts are not replayed, since phimoe is none of flex_olmo, mixtral"
+    )
+    (done,) = generate(
+        TorchEngine(str(tmp_path), torch.float32, True, 4), request("a", (1, 2), experts_from=0)
+    )
+    assert done.experts is None
+
+
+def test_a_reference_routes_as_itself(mixtures: dict[str, str]) -> None:
+    """The initial weights, in another model or, under LoRA, without the adapters."""
+    known = trained(completions(mixtures["mixtral"], tokens=6))
+    batch = tuple(replace(s, experts=np.roll(s.experts, 1, 1)) for s in known if s.experts is not None)
+    penalty = {"kl": KLConfig(coefficient=0.1)}
+    for model in ({}, {"lora": LoraConfig(rank=2)}):
+        c = having(config(), objective=penalty, model=model)
+        with_ids = learner(mixtures["mixtral"], c).score(batch)
+        without = learner(mixtures["mixtral"], c).score([replace(s, experts=None) for s in batch])
+        for a, b, s in zip(with_ids, without, batch, strict=True):
+            assert a.logprobs is not None and b.logprobs is not None and a.logprobs_ref is not None
+            np.testing.assert_allclose(a.logprobs_ref, s.logprobs_gen, atol=1e-5)
+            np.testing.assert_array_equal(a.logprobs_ref, b.logprobs_ref)
+            assert np.abs(a.logprobs - b.logprobs).max() > 1e-2
