@@ -252,7 +252,7 @@ def test_adapters_alone_become_the_sums_amid_requests_and_the_next_are_not_added
     assert np.abs(fresh["fresh", 0].logprobs_gen - differ).max() > 1e-2  # else the test shows nothing
 
 
-def test_under_bfloat16_adapters_alone_are_bit_for_bit_the_learner_s_sums(
+def test_under_bfloat16_adapters_alone_are_the_learner_s_sums(
     second: EngineProcess, untied_llama: str, tmp_path: Path
 ) -> None:
     pushed, wanted = (
@@ -265,12 +265,15 @@ def test_under_bfloat16_adapters_alone_are_bit_for_bit_the_learner_s_sums(
         await second.push(client, pushed.alone)
         alone = await generate(client, wanted)
         await second.push(client, pushed.whole)
-        return [before, alone, await generate(client, wanted)]
+        whole = await generate(client, wanted)
+        await second.push(client, write(load(untied_llama), tmp_path / "old.safetensors"))
+        return [before, alone, whole]
 
     before, alone, whole = run(second, both)
     for key, c in alone.items():
         np.testing.assert_array_equal(c.token_ids, whole[key].token_ids)
-        np.testing.assert_array_equal(c.logprobs_gen, whole[key].logprobs_gen)
+        # A sum's last bit depends on what runs beside it; a weight rounded elsewhere would be 1e-3 nats.
+        np.testing.assert_allclose(c.logprobs_gen, whole[key].logprobs_gen, atol=5e-6)
         assert c.token_ids.tolist() != before[key].token_ids.tolist()
 
 
