@@ -326,8 +326,9 @@ def test_time_without_a_request_is_booked_by_what_episodes_wait_for(engine: Engi
     async def work(client: EngineClient) -> None:
         await generate(client, request("before", p(3), max_tokens=2))
         # Two training episodes and one of an evaluation wait, and go on one after the other.
-        for evaluation, more in ((False, 1), (True, 1), (False, 1), (False, -1), (False, -1), (True, -1)):
-            client.wait(evaluation, more)
+        waits = (("tools", 1), ("evaluate", 1), ("tools", 1), ("tools", -1), ("tools", -1), ("evaluate", -1))
+        for state, more in waits:
+            client.wait(state, more)
             await engine.push(client, "")  # it has read all that came before
             await engine.push(client, "")
         expected, i = ["idle", "tools", "evaluate", "idle"], 0
