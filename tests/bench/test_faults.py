@@ -109,7 +109,7 @@ def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit(
 
 def test_every_cell_is_tried_once_a_run() -> None:
     names = [cell.name for cell in all_cells()]
-    assert len(set(names)) == len(names) == 152
+    assert len(set(names)) == len(names) == 153
     tried = dict(matrix.cases(Namespace(only="controller, training", runs=2)))
     assert list(tried)[:2] == ["controller, training, killed, 1", "controller, training, killed, 2"]
     assert len(tried) == 4
