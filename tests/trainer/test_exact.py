@@ -276,6 +276,24 @@ def test_a_run_whose_engine_is_killed_is_the_unbroken_one_for_it_gets_the_newest
     assert losses(run_dir) == losses(kept) and weights(run_dir) == weights(kept)
 
 
+def test_a_run_of_a_mixture_that_is_killed_trains_on_with_the_experts_in_its_journal(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """Not the unbroken run, whose tokens may differ in the last bits; but a replay of it is this run."""
+    run_dir, model = tmp_path / "run", make_model(tmp_path / "model", mixture=True)
+    flags = f"--model.path={model} --model.dtype=bfloat16 --pipeline.max_lag=1 {FORCED}"
+    argv = begin(run_dir, *SETTINGS, *flags.split())
+    killed_at(argv, tmp_path, (run_dir / "checkpoints" / "step-000004").exists)
+    before = len(experts_of(run_dir))
+    run([*MAIN, "--resume", "--run-dir", str(run_dir)], tmp_path)
+    assert 16 <= before < len(experts_of(run_dir)) and all(experts_of(run_dir))
+    rows = metrics(run_dir, "learner/loss")
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert {row["learner/experts_not_replayed"] for row in rows} == {0}
+    again, _ = new(tmp_path, "again", "--replay", str(run_dir))
+    assert losses(again) == losses(run_dir) and weights(again) == weights(run_dir)
+
+
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
     unbroken: Path, begin: Begin, tmp_path: Path
 ) -> None:
