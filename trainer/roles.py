@@ -13,7 +13,7 @@ from trainer.config import ConfigError
 from trainer.messages import Failed
 from trainer.telemetry import send
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
 _ends_with_launcher = False
 
 
@@ -52,6 +52,12 @@ def signal_at_death_of_parent(number: int) -> None:
     """Have the kernel send this process a signal (0: none) when its parent dies; on Linux."""
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel make this process the parent of descendants whose parent dies; on Linux."""
+    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def run_role(

@@ -95,6 +95,12 @@ def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> Non
     write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
 
 
+def ended_by(run_dir: Path) -> str:
+    """What `record_end` said; empty where the run was stopped before its end."""
+    by: str = _read(run_dir / ENDED).get("by", "")
+    return by
+
+
 def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
     """Say in the folder from which run it began; `text` is for people."""
     write_atomic(run_dir / ORIGIN, json.dumps(where))

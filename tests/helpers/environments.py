@@ -66,6 +66,10 @@ class BadEnd(Counter):
         raise OSError("still open")
 
 
+def _words(path: str) -> list[str]:
+    return Path(path).read_text().split() if Path(path).exists() else []
+
+
 class Bad(Counter):
     """Does at its second turn what its row says."""
 
@@ -90,10 +94,15 @@ class Bad(Counter):
                     pass
             case "sleeps":
                 time.sleep(600)
-            case "serves":
+            case "serves_deadline" | "serves_pool" | "serves_dies":
                 script = f"echo $$ > {self._path}; sleep 600 & echo $! >> {self._path}; wait"
                 subprocess.Popen(["sh", "-c", script], start_new_session=True)
-                time.sleep(600)
+                while len(_words(self._path)) < 2:
+                    time.sleep(0.01)
+                if self._fault == "serves_deadline":
+                    time.sleep(600)
+                if self._fault == "serves_dies":
+                    os._exit(1)
             case "lies":
                 return "next", float("nan"), False
             case "talks":

@@ -134,6 +134,7 @@ def read(source: str, reader: Reader, size: float, held_out: float, known: Conta
     last = chosen_from(source, config) if held_out else 0
     limit, number, unused, worst = max(size, last), 0, 0, "g"  # after all hexadecimal digits
     train, chosen, shared = dict[str, Prompt](), dict[str, Prompt](), dict[str, None]()
+    more = dict[str, dict[tuple[int, ...], None]]()  # completions that later rows add to a prompt
     for number, row in enumerate(islice(rows(source, config), None if limit == math.inf else int(limit)), 1):
         prompt_id = _id(row.place)  # of a row whose prompt cannot be read, for the share of bad rows
         try:
@@ -143,7 +144,7 @@ def read(source: str, reader: Reader, size: float, held_out: float, known: Conta
                 shared[prompt_id] = None
             wanted = number <= last and prompt_id < worst and prompt_id not in chosen
             if number <= size and prompt_id in train:
-                train[prompt_id] = _again(row, train[prompt_id], reader)
+                more.setdefault(prompt_id, {}).update(_again(row, train[prompt_id], reader))
             if not wanted and (number > size or prompt_id in train):
                 unused += number > size and prompt_id not in chosen
                 continue
@@ -164,6 +165,11 @@ def read(source: str, reader: Reader, size: float, held_out: float, known: Conta
                 worst = max(chosen)
     if not number:
         raise ConfigError(f"{source}: it has no rows; expected at least one prompt and answer")
+    for prompt_id, completions in more.items():
+        first = train[prompt_id].completions
+        added = completions.keys() - set(first)
+        in_order = tuple(filter(added.__contains__, completions))
+        train[prompt_id] = replace(train[prompt_id], completions=first + in_order)
     return Read(train, dict(sorted(chosen.items())), tuple(shared), bad.skipped(number - unused))
 
 
@@ -221,15 +227,14 @@ def _prompt(row: Row, text: str, prompt_id: str, reader: Reader, trained: bool) 
     return prompt
 
 
-def _again(row: Row, first: Prompt, reader: Reader) -> Prompt:
-    """The prompt of an earlier row with the same text, and what this row adds to it: completions to learn."""
+def _again(row: Row, first: Prompt, reader: Reader) -> dict[tuple[int, ...], None]:
+    """What a row with the prompt of an earlier one adds to it: completions to learn."""
     if reader.supervised:
-        completions = first.completions + completions_of(row, reader.config, reader.tokenizer)
-        return replace(first, completions=tuple(dict.fromkeys(completions)))
+        return dict.fromkeys(completions_of(row, reader.config, reader.tokenizer))
     if first.answer and (answer := row.letter or _answer(row, reader.config)) != first.answer:
         problem = f"its prompt is that of {first.place}, whose answer is {first.answer!r:.40}"
         raise LeftOut(f"{problem} and not {answer!r:.40}")
-    return first
+    return {}
 
 
 class _Filler(string.Formatter):

@@ -44,7 +44,7 @@ def finish(
             )
     samples = not config.objective.supervised  # else engines are idle, as they should be
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
-    text = f"{text}\n\n{what_next(config, points[-1].step)}" if points else text
+    text = f"{text}\n\n{what_next(config)}"
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
 

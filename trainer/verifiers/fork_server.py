@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.roles import signal_at_death_of_parent
+from trainer.roles import adopt_orphans, signal_at_death_of_parent
 from trainer.verifiers.channel import DETACHED, ONE_THREAD
 from trainer.verifiers.code_runner import Channel
 
@@ -125,19 +125,29 @@ def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
         control.sendall(error.encode())
         return
     control.sendall(READY)
+    adopt_orphans()
     workers: dict[bytes, int] = {}
     while True:
         slot, fds, _, _ = socket.recv_fds(control, SLOT_BYTES, 1)
         if not fds:
             break
+        _reap(workers)
         _kill(workers.pop(slot, None))
         if not (pid := os.fork()):
             control.close()
             _work(fds[0], serve)
         os.close(fds[0])
         workers[slot] = pid
-    for pid in workers.values():
-        _kill(pid)
+    for pid in _children(os.getpid()):
+        _kill_started(pid)
+
+
+def _reap(workers: dict[bytes, int]) -> None:
+    """Forget the children that have ended: workers, and what they had started."""
+    with suppress(ChildProcessError):  # there are none
+        while ended := os.waitpid(-1, os.WNOHANG)[0]:
+            for slot in [slot for slot, pid in workers.items() if pid == ended]:
+                del workers[slot]
 
 
 def _kill(pid: int | None) -> None:
@@ -149,12 +159,20 @@ def _kill(pid: int | None) -> None:
 
 def _kill_started(pid: int) -> None:
     """Kill a process and all that descends from it, such as the servers of an environment; on Linux."""
-    os.kill(pid, signal.SIGSTOP)  # so that it starts no more
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(ProcessLookupError):
-                _kill_started(int(child))
-    os.kill(pid, signal.SIGKILL)
+    with suppress(OSError):  # it has ended, or is another user's
+        os.kill(pid, signal.SIGSTOP)  # so that it starts no more
+        for child in _children(pid):
+            _kill_started(child)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that this one has started, or that the kernel has given it since their parent died."""
+    texts = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # that thread has ended
+            texts.append(path.read_text())
+    return [int(child) for text in texts for child in text.split()]
 
 
 def _work(fd: int, serve: Serve) -> None:
@@ -164,6 +182,8 @@ def _work(fd: int, serve: Serve) -> None:
         signal_at_death_of_parent(signal.SIGKILL)  # so that a looping worker does not outlive the run
         serve(Channel(fd, fd))
     finally:
+        for pid in _children(os.getpid()):
+            _kill_started(pid)
         os._exit(0)  # skips the fork server's clean-up
 
 

@@ -131,15 +131,31 @@ def test_with_the_network_an_environment_may_write(tmp_path: Path) -> None:
     assert steps[-1].reward == 2.0 and (tmp_path / "file").exists()
 
 
-def test_what_an_environment_has_started_ends_with_its_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["deadline", "pool", "dies"])
+def test_what_an_environment_has_started_ends_with_its_process(ends: str, tmp_path: Path) -> None:
+    """Its process is killed, ends with the pool, or dies; that which a process has started dies with the
+    pool at the latest."""
+
     async def work(pool: EnvironmentPool) -> None:
-        with pytest.raises(EnvironmentFailure, match="turn_s"):
-            await play(pool, {"fault": "serves", "path": str(tmp_path / "pids")})
+        row = {"fault": f"serves_{ends}", "path": str(tmp_path / "pids")}
+        async with pool.episode() as one:
+            await one.start(row)
+            await one.step(SAYS)
+            if ends == "pool":
+                await one.step(SAYS)
+                return
+            with pytest.raises(EnvironmentFailure, match="turn_s" if ends == "deadline" else "died"):
+                await one.step(SAYS)
+        if ends == "deadline":
+            wait_until_gone(pids())
+
+    def pids() -> list[int]:
+        started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(started) == 2
+        return started
 
     with_pool(work, kind="environments:Bad", network=True, turn_s=2.0)
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 2
-    wait_until_gone(pids)
+    wait_until_gone(pids())
 
 
 def test_an_interpreter_of_its_own_has_its_own_packages(tmp_path: Path) -> None:
