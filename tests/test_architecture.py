@@ -57,19 +57,19 @@ CEILINGS = {
     # 17 a teacher behind a URL
     # 19 forward KL over a teacher's top-k
     # 8 one card
-    "trainer": 2_161,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    "trainer": 2_167,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_911,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 2_914,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_769,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     # 36 what was odd and what next
     # 123 what fits one card
-    "launcher": 1_873,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    "launcher": 1_884,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
@@ -78,7 +78,7 @@ CEILINGS = {
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_452,  # 8 what a worker has started ends with it
+    "verifiers": 1_466,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
