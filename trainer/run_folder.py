@@ -96,7 +96,7 @@ def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> Non
 
 
 def ended_by(run_dir: Path) -> str:
-    """What `record_end` said; empty where the run was stopped before its end."""
+    """The reason in `record_end`; empty where the run was stopped before its end."""
     by: str = _read(run_dir / ENDED).get("by", "")
     return by
 

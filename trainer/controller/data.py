@@ -228,7 +228,7 @@ def _prompt(row: Row, text: str, prompt_id: str, reader: Reader, trained: bool) 
 
 
 def _again(row: Row, first: Prompt, reader: Reader) -> dict[tuple[int, ...], None]:
-    """What a row with the prompt of an earlier one adds to it: completions to learn."""
+    """The completions to learn that a row adds to the prompt of an earlier one."""
     if reader.supervised:
         return dict.fromkeys(completions_of(row, reader.config, reader.tokenizer))
     if first.answer and (answer := row.letter or _answer(row, reader.config)) != first.answer:

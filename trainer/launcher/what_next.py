@@ -33,7 +33,7 @@ def odd(run_dir: Path) -> list[str]:
 
 
 def commands(config: Config) -> dict[str, str]:
-    """What one may want to do with the run, and how."""
+    """Commands by what one may want to do with the run."""
     run, saved = shlex.quote(config.run_dir), checkpoints(config.run_dir)
     on = {name: f"python -m trainer.main {flags}" for name, flags in _go_on(config, run).items()}
     if saved:
