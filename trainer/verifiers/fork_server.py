@@ -139,7 +139,7 @@ def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
         os.close(fds[0])
         workers[slot] = pid
     for pid in _children(os.getpid()):
-        _kill_started(pid)
+        _kill(pid)
 
 
 def _reap(workers: dict[bytes, int]) -> None:
