@@ -57,7 +57,7 @@ CEILINGS = {
     # 17 a teacher behind a URL
     # 19 forward KL over a teacher's top-k
     # 8 one card
-    "trainer": 2_167,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    "trainer": 2_161,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -68,8 +68,8 @@ CEILINGS = {
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     # 36 what was odd and what next
-    # 123 what fits one card
-    "launcher": 1_884,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    # 123 what fits one card, 7 several
+    "launcher": 1_891,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from trainer.beginning import begin, source_of, starting_checkpoint
 from trainer.cli import Launch, differing, parse, to_yaml
@@ -17,7 +18,7 @@ from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
 from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
-from trainer.launcher.placement import Devices, slow_dtype, without_judges
+from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
 from trainer.run_folder import claim, latest
 
 
@@ -77,7 +78,7 @@ def train(launch: Launch) -> int:
     config = launch.config
     if config.engine.kind == "vllm" and not config.engine.urls:
         check_installed()
-    devices = split(config, None)
+    devices = split(launch)
     if slow := slow_dtype(config, devices):
         raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
@@ -92,12 +93,10 @@ def train(launch: Launch) -> int:
             view.log(note)
         view.phase("preparing the model")
         model = beginning.start["path"] if beginning.start else resolve_model(config.model.path)
-        devices = split(config, known_size(model))
-        devices = replace(devices, engines=()) if beginning.recorded else devices
-        view.log(devices.describe())
         size = memory_estimate.size_of(model)
-        config, fixed = planned(launch, config, size, devices)
-        if plan := room.plan(config, size, devices, smallest_gpu_memory(), fixed):
+        config, devices, fixed = planned(launch, size)
+        view.log(devices.describe())
+        if plan := room.plan(config, size, devices, smallest_gpu_memory(), launch.config, fixed):
             view.log(plan)
         rank, unchecked = memory_estimate.check_fits(config, size, devices, smallest_gpu_memory())
         if unchecked:
@@ -147,10 +146,8 @@ def dry_run(launch: Launch) -> int:
     lines, prompts = examine(launch.config)
     if launch.config.pipeline.epochs_of_data:
         launch = with_steps(launch, prompts)
-    config = launch.config
-    size = known_size(config.model.path)
-    devices = split(config, size)
-    config, fixed = planned(launch, config, size, devices)
+    size = known_size(launch.config.model.path)
+    config, devices, fixed = planned(launch, size)
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
@@ -160,7 +157,7 @@ def dry_run(launch: Launch) -> int:
         print(line)
     print(memory_estimate.describe(config, devices, size))
     if size is not None:
-        if text := room.plan(config, size, devices, smallest_gpu_memory(), fixed):
+        if text := room.plan(config, size, devices, smallest_gpu_memory(), launch.config, fixed):
             print(text)
         print(plan(config, size, devices.split()).text)
     return 0
@@ -190,31 +187,28 @@ def with_steps(launch: Launch, prompts: int) -> Launch:
     return replace(launch, config=config, notices=(*launch.notices, note))
 
 
-def planned(
-    launch: Launch, config: Config, size: ModelSize | None, devices: Devices
-) -> tuple[Config, set[str]]:
-    """The config with what nobody has set chosen by the GPUs' memory, and the keys that are set."""
-    gpu, fixed = smallest_gpu_memory(), {key for keys in launch.origins.values() for key in keys}
+def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, set[str]]:
+    """The config with what nobody has set chosen by the GPUs' memory, the devices, and the keys that are set.
+
+    More GPUs than usual go to the learner if it needs them for its memory."""
+    config, gpu = launch.config, smallest_gpu_memory()
+    fixed = {key for keys in launch.origins.values() for key in keys}
     if launch.resume or launch.branch or launch.replay:  # from a config.yaml, which names every key
         fixed = {*differing(fixed, config, Config()), *launch.origins.get("the command line", ())}
-    if devices.world:  # ranks on other machines plan by themselves, and all need the same
+    if torchrun_ranks()[1]:  # ranks on other machines plan by themselves, and all need the same
         fixed |= {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
-    if size is None or gpu is None or not devices.gpus:
-        return config, fixed
-    return room.fitted(config, size, devices, gpu, fixed), fixed
-
-
-def split(config: Config, size: ModelSize | None) -> Devices:
-    """This machine's devices, assigned to the roles; more to the learner if it needs them for its memory."""
-    gpus = () if memory_estimate.stays_on_cpu(config) else without_judges(config, usable_gpus())
-
-    def devices_of(ranks: int) -> Devices:
-        asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
-        return placement.assign(asked, gpus, len(os.sched_getaffinity(0)), placement.torchrun_ranks())
-
     if size is None:
-        return devices_of(0)
-    return memory_estimate.with_room(config, size, smallest_gpu_memory(), devices_of)
+        return config, split(launch), fixed
+    return *room.fitted(config, size, gpu, fixed, partial(split, launch)), fixed
+
+
+def split(launch: Launch, ranks: int = 0) -> Devices:
+    """This machine's devices, assigned to the roles; to the learner the usual share, or `ranks`."""
+    config = launch.config
+    gpus = () if memory_estimate.stays_on_cpu(config) else without_judges(config, usable_gpus())
+    asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
+    devices = placement.assign(asked, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+    return replace(devices, engines=()) if launch.replay else devices
 
 
 def _fail(message: str, code: int) -> int:

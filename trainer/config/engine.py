@@ -39,7 +39,7 @@ class EngineConfig:
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64
-    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest. Not set for the torch engine on the learner's GPU: fewer where its memory asks for it."""
+    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest. Not set for the torch engine on a GPU: fewer where its memory asks for it."""
     max_new_tokens: PositiveInt = 512
     """Longest completion, in tokens. Not used with interruption on: the limit is then budget + phrase + answer_tokens."""
     temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0

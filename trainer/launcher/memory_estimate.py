@@ -6,7 +6,6 @@ Sizes are read from a model's files without torch, so this takes no time.
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -258,30 +257,6 @@ def _too_much(item: str, needed: float, available: float, place: str, lower: str
 def dtype_bytes(config: Config) -> int:
     """Bytes of a number in model.dtype."""
     return 4 if config.model.dtype == "float32" else 2
-
-
-def with_room(
-    config: Config, size: ModelSize, gpu: float | None, devices_of: Callable[[int], Devices]
-) -> Devices:
-    """The split with the fewest learner ranks, from the usual share on, that the memory of a GPU holds.
-
-    `devices_of` assigns the GPUs for a number of ranks, 0 for the usual share; ConfigError: too many. The
-    usual share where nothing is to be chosen, or where no number of ranks is enough: `check_fits` refuses.
-    """
-    usual = devices_of(0)
-    chosen = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
-    if chosen or not usual.gpus or gpu is None:
-        return usual
-    needed, room = rank_bytes(config, size, usual), (1 - SPARE) * gpu
-    why = f"of {len(usual.learner)}, each would need {needed / GIB:.1f} GiB; a GPU has {gpu / GIB:.1f}, and "
-    why += f"{SPARE:.0%} stay free"
-    devices = usual
-    while rank_bytes(config, size, devices) > room:
-        try:
-            devices = replace(devices_of(len(devices.learner) + 1), why=why)
-        except ConfigError:
-            return usual
-    return devices
 
 
 def stays_on_cpu(config: Config) -> bool:

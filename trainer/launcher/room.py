@@ -2,22 +2,24 @@
 
 Without a setting a micro-batch has 16,384 tokens, activations are kept, and the torch engine generates 64
 sequences at once. Where that does not fit, micro-batches get smaller, down to 4,096 tokens, which costs
-little; then activations are recomputed; then a torch engine beside the learner gets fewer slots.
+little; then activations are recomputed; then a torch engine gets fewer slots.
+If even that does not fit, the learner gets more ranks.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from itertools import chain
 
 from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
 from trainer.launcher.memory_estimate import (
     GIB,
+    SPARE,
     ModelSize,
     estimate,
     gpu_problem,
-    with_room,
+    rank_bytes,
     with_slots,
 )
 from trainer.launcher.placement import Devices, assign, with_engine
@@ -33,9 +35,34 @@ VLLM = "vLLM, which takes turns with the learner (pip install '.[vllm]')"
 MOST_GPUS = 8  # of one machine
 
 
-def fitted(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> Config:
-    """The config with what `fixed` does not name chosen by the GPUs' memory; the one that needs least if
-    nothing fits."""
+def fitted(
+    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: Callable[[int], Devices]
+) -> tuple[Config, Devices]:
+    """The config with what `fixed` does not name chosen by the GPUs' memory, and the split of the GPUs.
+
+    That has the fewest learner ranks, from the usual share on, with which anything fits. `devices_of` assigns
+    the GPUs for a number of ranks, 0 for the usual share; ConfigError: too many. The usual share where the
+    ranks are not to be chosen, or where nothing fits: `plan` refuses.
+    """
+    usual = devices = devices_of(0)
+    if gpu is None or not usual.gpus:
+        return config, usual
+    least = chosen = _chosen(config, size, usual, gpu, fixed)
+    settled = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
+    needed = rank_bytes(least, size, usual) / GIB
+    why = f"of {len(usual.learner)}, each would need {needed:.1f} GiB; a GPU has {gpu / GIB:.1f}, and "
+    why += f"{SPARE:.0%} stay free"
+    while not settled and gpu_problem(chosen, size, devices, gpu):
+        try:
+            devices = replace(devices_of(len(devices.learner) + 1), why=why)
+        except ConfigError:
+            return least, usual
+        chosen = _chosen(config, size, devices, gpu, fixed)
+    return chosen, devices
+
+
+def _chosen(config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]) -> Config:
+    """The fastest config that fits these devices; the one that needs least if nothing does."""
     if "engine.slots" not in fixed:
         config = with_slots(config, size, devices, gpu)
     choices = list(_choices(config, devices, fixed))
@@ -50,21 +77,23 @@ def _choices(config: Config, devices: Devices, fixed: Set[str]) -> Iterator[Conf
     steps = [(False, tokens), (True, tokens)] if set_already else LEARNERS
     if learner.checkpoint_activations or "learner.checkpoint_activations" in fixed:
         steps = [step for step in steps if step[0] == learner.checkpoint_activations]
-    slots_vary = config.engine.kind != "vllm" and devices.shared and "engine.slots" not in fixed
+    slots_vary = config.engine.kind != "vllm" and any(devices.engines) and "engine.slots" not in fixed
     for slots in TORCH_SLOTS if slots_vary else (config.engine.slots,):
         for recomputed, budget in steps:
             chosen = replace(learner, checkpoint_activations=recomputed, micro_batch_tokens=budget)
             yield replace(config, learner=chosen, engine=replace(config.engine, slots=slots))
 
 
-def plan(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> str:
-    """The plan for the GPUs in one line, empty where their memory is not known.
+def plan(
+    config: Config, size: ModelSize, devices: Devices, gpu: float | None, asked: Config, fixed: Set[str]
+) -> str:
+    """The plan for the GPUs in one line, empty where their memory is not known. `asked`: before it was made.
 
     ConfigError for what does not fit them, with what would fit instead."""
     if gpu is None or not devices.gpus:
         return ""
     if problem := gpu_problem(config, size, devices, gpu):
-        instead = " · ".join(_alternatives(config, size, devices, gpu, fixed))
+        instead = " · ".join(_alternatives(asked, size, devices, gpu, fixed))
         name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
         raise ConfigError(f"{name}, {problem}{f'. Would fit: {instead}' if instead else ''}")
     return _described(config, size, devices, gpu)
@@ -73,14 +102,16 @@ def plan(config: Config, size: ModelSize, devices: Devices, gpu: float | None, f
 def _alternatives(
     config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]
 ) -> Iterator[str]:
-    """Changes with each of which the run would fit."""
+    """Changes of the config as it is set, with each of which the run would fit."""
     engine = config.engine
 
     def fits(c: Config, on: Devices = devices, memory: float = gpu) -> bool:
-        return not gpu_problem(fitted(c, size, on, memory, fixed), size, on, memory)
+        return not gpu_problem(_chosen(c, size, on, memory, fixed), size, on, memory)
 
     def fits_on(count: int) -> bool:
-        c = with_engine(replace(config, engine=replace(engine, colocate=False, kind="auto")), count)
+        kind = engine.kind if "engine.kind" in fixed else "auto"
+        turns = engine.colocate and "engine.colocate" in fixed
+        c = with_engine(replace(config, engine=replace(engine, colocate=turns, kind=kind)), count)
         gpus = tuple(map(str, range(count)))
 
         def devices_of(ranks: int) -> Devices:
@@ -88,9 +119,10 @@ def _alternatives(
             return assign(asked, gpus, os.cpu_count() or 1)
 
         try:
-            return fits(c, with_room(c, size, gpu, devices_of))
+            chosen, on = fitted(c, size, gpu, fixed, devices_of)
         except ConfigError:
             return False
+        return not gpu_problem(chosen, size, on, gpu)
 
     adapted = replace(config, model=replace(config.model, lora=LoraConfig(rank=16)))
     lora_fits = not config.model.lora.rank and fits(adapted)
@@ -106,7 +138,8 @@ def _alternatives(
             yield "--engine.tensor_parallel 0: the engine on the CPU"
     larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and fits(config, memory=mib * 2.0**20))
     used = len({*chain(*devices.learner), *chain(*devices.engines)})
-    more = (f"{n} such GPUs" for n in range(used + 1, MOST_GPUS + 1) if fits_on(n))
+    most = 0 if devices.world else MOST_GPUS  # torchrun says how many
+    more = (f"{n} such GPUs" for n in range(used + 1, most + 1) if fits_on(n))
     yield from filter(None, (next((f"a GPU of {n}" for n in larger), ""), next(more, "")))
 
 

@@ -14,6 +14,7 @@ from trainer.config import Config, ConfigError, CriticConfig, InterruptionConfig
 from trainer.launcher import memory_estimate as memory
 from trainer.launcher.memory_estimate import GIB, SIZES, ModelSize, check_fits, estimate, rank_bytes
 from trainer.launcher.placement import Devices, assign
+from trainer.launcher.room import fitted
 from trainer.main import planned
 from trainer.models.tiny import make_model
 
@@ -219,11 +220,12 @@ def test_the_learner_gets_the_ranks_that_its_memory_needs(gib: float | None, ran
     def devices_of(asked: int, fixed: int = 0) -> Devices:
         return assign(having(config, learner={"ranks": asked or fixed}), tuple("01234567"), 64)
 
-    devices = memory.with_room(config, BIG, gib and gib * GIB, devices_of)
+    set_keys = {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
+    _, devices = fitted(config, BIG, gib and gib * GIB, set_keys, devices_of)
     assert len(devices.learner) == ranks and len(devices.engines) == 8 - ranks
     assert f"({why})" in devices.describe() if why else "(" not in devices.describe()
-    fixed = having(config, learner={"ranks": 1})
-    assert len(memory.with_room(fixed, BIG, 79.6 * GIB, lambda asked: devices_of(asked, 1)).learner) == 1
+    one = having(config, learner={"ranks": 1})
+    assert len(fitted(one, BIG, 79.6 * GIB, set_keys, lambda asked: devices_of(asked, 1))[1].learner) == 1
 
 
 @pytest.mark.parametrize("gpu", [None, 80])
@@ -259,8 +261,8 @@ def test_the_slots_of_an_8b_are_those_whose_sequences_fit_on_average() -> None:
 
 def test_slots_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: 8e10)
+    monkeypatch.setattr("trainer.main.usable_gpus", lambda: ("0", "1"))
     for flags, slots in (([], 512), (["--engine.slots", "64"], 64)):
         launch = parse(["--data.source", "mine.jsonl", "--engine.kind", "vllm", *flags])
         config = having(launch.config, engine={"max_new_tokens": 256})
-        devices = assign(config, ("0", "1"), 32)
-        assert planned(launch, config, QWEN_SMALL, devices)[0].engine.slots == slots
+        assert planned(replace(launch, config=config), QWEN_SMALL)[0].engine.slots == slots

@@ -5,7 +5,6 @@
 import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -19,7 +18,6 @@ from trainer.config import Config, LoraConfig
 from trainer.config.typed import fields
 from trainer.launcher import notices
 from trainer.launcher.memory_estimate import SIZES
-from trainer.launcher.placement import assign
 from trainer.main import main, planned
 
 CARDS = {  # as nvidia-smi lists them
@@ -35,7 +33,7 @@ DryRun = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DryRun:
-    """Exit code and plan, or error, of a dry run with one card, with or without vLLM."""
+    """Exit code and plan, or error, of a dry run with `count` cards, with or without vLLM."""
     card, find = [""], importlib.util.find_spec
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for module in (gpus, notices):
@@ -46,10 +44,12 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     monkeypatch.setattr(gpus.subprocess, "run", run)
 
-    def plan(name: str, vllm: bool, model: str, *flags: str, recipe: str = "scalerl") -> tuple[int, str]:
+    def plan(
+        name: str, vllm: bool, model: str, *flags: str, recipe: str = "scalerl", count: int = 1
+    ) -> tuple[int, str]:
         there = object() if vllm else None
         monkeypatch.setattr(importlib.util, "find_spec", lambda x, *y: there if x == "vllm" else find(x, *y))
-        card[0] = CARDS[name]
+        card[0] = "".join(CARDS[name].replace("0, GPU", f"{i}, GPU", 1) for i in range(count))
         path = f"Qwen/Qwen3-{model}-Base"
         words = f"--recipe {recipe} --task gsm8k --model.path {path} --dry-run {' '.join(flags)}".split()
         code, said = main(words), capsys.readouterr()
@@ -123,6 +123,29 @@ def test_what_cannot_fit_is_refused_with_what_would(dry_run: DryRun) -> None:
     assert "vLLM, which takes turns with the learner" in line and "engine.tensor_parallel 0" in line
 
 
+@pytest.mark.parametrize("vllm", [True, False])
+@pytest.mark.parametrize("cards", [1, 2, 4])
+def test_a_run_on_the_cards_that_a_refusal_names_starts_and_with_fewer_it_does_not(
+    cards: int, vllm: bool, dry_run: DryRun
+) -> None:
+    promised = set()
+    for card in CARDS:
+        for model in MODELS[1:]:
+            code, line = dry_run(card, vllm, model, count=cards)
+            if code and (more := re.search(r"(\d) such GPUs", line)):
+                starts = [n for n in range(cards, 9) if dry_run(card, vllm, model, count=n)[0] == 0]
+                assert starts[0] == int(more[1])
+                promised.add((card, model))
+            elif code:
+                assert all(dry_run(card, vllm, model, count=n)[0] for n in range(cards, 9))
+    assert promised
+
+
+def test_on_eight_cards_the_learner_has_the_ranks_and_the_settings_that_fit(dry_run: DryRun) -> None:
+    code, line = dry_run("80 GB", True, "8B", count=8)
+    assert code == 0 and "vLLM generates on GPUs of its own" in line
+
+
 def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: DryRun) -> None:
     code, line = dry_run("24 GB", True, "8B", LORA, "--learner.micro_batch_tokens 4096")
     assert code == 2 and "a learner rank: about 23." in line
@@ -139,11 +162,14 @@ def test_a_resumed_run_is_planned_again_although_its_config_names_every_key(
     monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: 24_564 * 2.0**20)
     config = having(Config(), model={"dtype": "bfloat16", "lora": LoraConfig(rank=16)})
     config = having(config, engine={"kind": "vllm", "colocate": True}, objective={"loss": "grpo"})
-    devices = assign(config, ("0",), 16)
+    monkeypatch.setattr("trainer.main.usable_gpus", lambda: ("0",))
+    size, ranks = SIZES["Qwen/Qwen3-8B"], "trainer.main.torchrun_ranks"
     set_all = {"config.yaml": list(fields()), "the command line": ["engine.slots"]}
     for resume, recomputed in ((False, False), (True, True)):
         launch = Launch(config, resume=resume, origins=set_all)
-        chosen, fixed = planned(launch, config, SIZES["Qwen/Qwen3-8B"], devices)
+        monkeypatch.setattr(ranks, lambda: (0, 0))
+        chosen, _, fixed = planned(launch, size)
         assert chosen.learner.checkpoint_activations == recomputed and chosen.engine.slots == 64
-        assert planned(launch, config, SIZES["Qwen/Qwen3-8B"], replace(devices, world=2))[0] == config
         assert ("objective.loss" in fixed) and ("learner.micro_batch_tokens" in fixed) == (not resume)
+        monkeypatch.setattr(ranks, lambda: (1, 2))
+        assert planned(launch, size)[0] == config
