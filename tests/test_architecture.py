@@ -62,7 +62,7 @@ CEILINGS = {
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_914,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 2_918,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_769,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
@@ -73,12 +73,12 @@ CEILINGS = {
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
-    "learner": 2_447,  # 54 experts
+    "learner": 2_448,  # 54 experts
     "models": 400,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_466,  # 8 what a worker has started ends with it
+    "verifiers": 1_474,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,

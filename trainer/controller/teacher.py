@@ -50,6 +50,10 @@ class Teacher:
             texts = (await self._completion(ids))["tokens"]
         except NoScoreError as e:
             raise ConfigError(f"{self._client.name} refuses token ids of the policy: {e}; {EXPECTED}") from e
+        known = [x for x in (texts or ())[: len(ids)] if isinstance(x, str)]
+        if len(known) < len(ids):
+            said = f"{self._client.name} gave {str(texts)[:60]} as the texts of {len(ids)} tokens"
+            raise ServerFailedError(f"{said}; expected one for each, as `tokens` of logprobs")
         pairs = [(tokenizer.decode([i]).strip(), text.strip()) for i, text in zip(ids, texts, strict=False)]
         # A token that is a part of a character has no text of its own.
         wrong = [(i, *pair) for i, pair in zip(ids, pairs, strict=False) if "\ufffd" not in "".join(pair)]

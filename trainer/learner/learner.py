@@ -261,7 +261,8 @@ class Learner:
         bound = self.model.lm.config.get_text_config().vocab_size
         temperature = self.config.engine.temperature
         with torch.no_grad():
-            return self._frozen(m, None, temperature, step, None, 0.0, inputs, None, 0.0, (k, bound)).top
+            itself = replace(inputs, experts=None)  # it routes as itself
+            return self._frozen(m, None, temperature, step, None, 0.0, itself, None, 0.0, (k, bound)).top
 
     def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
         """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""

@@ -55,8 +55,10 @@ class ScoringClient:
 
     def __init__(self, address: Address) -> None:
         url, env = address.url, address.api_key_env
-        if not re.fullmatch(r"https?://[^@\s]+", url):
-            raise ConfigError(f"{address.url_key}: expected http(s)://HOST:PORT, without a name or password")
+        if not re.fullmatch(r"https?://[^@\s]+", url) or not _parses(url):
+            raise ConfigError(
+                f"{address.url_key}: expected http(s)://HOST:PORT, PORT a number, without a name or password"
+            )
         self._key = os.environ.get(env, "")
         if env and not self._key:
             raise ConfigError(f"{address.section}.api_key_env: ${env} is not set")
@@ -101,6 +103,14 @@ class ScoringClient:
             f"{self.name} has not answered for {self._address.section}.deadline_s = {deadline_s:g} s "
             f"({reason}): start its server, or correct --{self._address.url_key}"
         )
+
+
+def _parses(url: str) -> bool:
+    """True unless its port is no number, say."""
+    try:
+        return bool(httpx2.URL(url).host)
+    except httpx2.InvalidURL:
+        return False
 
 
 class Cache(Generic[T]):

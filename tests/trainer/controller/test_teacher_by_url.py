@@ -155,6 +155,14 @@ def test_a_teacher_with_other_tokens_or_too_few_positions_is_named_at_the_start(
             asked(server, tokenizer)
 
 
+@pytest.mark.parametrize("texts", [None, [], ["a"], [None] * 99])
+def test_a_teacher_that_does_not_tell_the_texts_of_its_tokens_is_named(texts: Any, tokenizer: Any) -> None:
+    says = "gave .* as the texts of 16 tokens; expected one for each"
+    changed = answers(tokenizer, lambda said: said.update(tokens=texts))
+    with serve(changed) as server, pytest.raises(ServerFailedError, match=says):
+        asked(server, tokenizer)
+
+
 def test_a_slow_or_busy_teacher_is_waited_for_and_one_that_is_away_named(tokenizer: Any) -> None:
     plain, failures = answers(tokenizer), [(503, "busy")] * 3
 
@@ -162,6 +170,8 @@ def test_a_slow_or_busy_teacher_is_waited_for_and_one_that_is_away_named(tokeniz
         time.sleep(0.2)
         return failures.pop() if failures else plain(route, body)
 
+    with pytest.raises(ConfigError, match=r"objective.kl.to: expected .* PORT a number"):
+        Teacher(replace(CONFIG, to="http://host:port"))
     with serve(slow) as server:
         (scored,) = asked(server, tokenizer, GROUP)
     assert len(scored.logprobs_ref) == 3

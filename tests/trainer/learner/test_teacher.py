@@ -143,15 +143,22 @@ def test_the_forward_kl_over_the_top_k_is_that_of_a_float64_loop(
     assert error(gradients["policy"], exact) < 1e-5
 
 
-def test_the_base_without_adapters_is_a_teacher_as_its_folder_is(models: dict[str, str]) -> None:
-    results = []
-    for to in ("initial", models["tied"]):
+@pytest.mark.parametrize("kind", ["tied", "moe"])
+def test_the_base_without_adapters_is_a_teacher_as_its_folder_is(kind: str, models: dict[str, str]) -> None:
+    """A mixture's base routes as itself, also where the policy's experts are replayed."""
+    rng, results = np.random.default_rng(0), []
+    for to in ("initial", models[kind]):
         c = settings(
             kl=KLConfig(place="loss", to=to, coefficient=0.7, top_k=5), zero_variance="keep", loss="none"
         )
         c = replace(c, model=replace(c.model, lora=LoraConfig(rank=2)))
-        one = moved(learner(models["tied"], c))
-        results.append(gradients_of_step(one, build_batch(groups(), 1, c.objective, 0)))
+        one, batch = moved(learner(models[kind], c)), build_batch(groups(), 1, c.objective, 0)
+        if not results:
+            lengths = [len(s.prompt_ids) + len(s.token_ids) - 1 for s in batch.sequences]
+            experts = [rng.integers(0, 4, (n, 2 * 2), np.uint8) for n in lengths]
+        chosen = zip(batch.sequences, experts, strict=True)
+        batch = replace(batch, sequences=tuple(replace(s, experts=x) for s, x in chosen))
+        results.append(gradients_of_step(one, batch))
     (a, ours), (b, expected) = results
     assert a["kl/ref"] == pytest.approx(b["kl/ref"], rel=1e-6) and a["kl/ref"] > 0.01
     assert error(ours["policy"], expected["policy"]) < 1e-6

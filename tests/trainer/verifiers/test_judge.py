@@ -230,6 +230,7 @@ def test_a_server_that_comes_back_before_the_deadline_is_not_missed() -> None:
 WRONG = {
     r"expected http\(s\)://HOST:PORT": JudgeConfig(url="judge:8000"),
     "without a name or password": JudgeConfig(url="http://me:secret@judge"),
+    "url: expected .* PORT a number": JudgeConfig(url="http://judge:port"),
     r"\$NO_SUCH_KEY is not set": JudgeConfig(url="http://judge", api_key_env="NO_SUCH_KEY"),
     "template: KeyError: 'text'; expected {question}": JudgeConfig(url="http://judge", template="{text}"),
     "device 'gpu': expected cpu or cuda:N": JudgeConfig(path="a", device="gpu"),
