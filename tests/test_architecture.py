@@ -78,7 +78,7 @@ CEILINGS = {
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_474,  # 8 what a worker has started ends with it
+    "verifiers": 1_473,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     "sweep": 857,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
@@ -87,7 +87,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_938,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
-    "tests": 27_366,
+    "tests": 27_182,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7
