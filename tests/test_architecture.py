@@ -62,9 +62,9 @@ CEILINGS = {
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_918,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 2_936,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
-    "engines": 1_769,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
+    "engines": 1_767,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     # 36 what was odd and what next
@@ -87,7 +87,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_938,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
-    "tests": 27_182,
+    "tests": 27_211,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

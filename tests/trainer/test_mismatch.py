@@ -2,14 +2,17 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
+from fakes import having
 from training import NoClock, config, make_model, sequences
 
+from trainer.config import ConfigError
 from trainer.controller import parity
 from trainer.launcher.recorder import _sentence
 from trainer.learner.learner import Learner
@@ -59,3 +62,34 @@ def test_the_parity_gate_reports_it_at_the_start(monkeypatch: pytest.MonkeyPatch
     assert report["by_position"] == pytest.approx({"0-1K": 0.015, "1-4K": 0.03}, rel=1e-4)
     line = _sentence(Event("parity", 0.0, report))
     assert line.endswith("3 tokens to 2.0e-02 nats (max 3.0e-02); by position 0-1K 1.5e-02, 1-4K 3.0e-02")
+
+
+def test_experts_that_engines_do_not_return_are_said_or_refused_where_demanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the engine: the second of two servers by URL, say. One episode had no token."""
+    none, zero = np.zeros(0, np.int32), np.zeros(4, np.int32)
+    one, some = np.ones(4, np.float32), np.zeros((7, 2), np.uint8)
+    s = TrainSequence(zero, zero, -one, zero, one, one, experts=some)
+    failed = TrainSequence(zero, none, none, none, none, none)
+    batch, said = [s, replace(s, experts=None), failed], list[str]()
+    learner, weights = AsyncMock(), MagicMock()
+    prompts: Any = ["one prompt"]
+    learner.score.return_value = (TokenScores(-one), TokenScores(-one), TokenScores(np.zeros(0, np.float32)))
+    monkeypatch.setattr(parity, "rollout_prompt", AsyncMock(return_value=[]))
+    monkeypatch.setattr(parity, "scorable", lambda prompt, rollouts: batch)
+
+    def gate(setting: bool | None = None, replayed: bool = True) -> None:
+        ctx: Any = MagicMock(config=having(config(), model={"replay_experts": setting}))
+        lacking = said.append if replayed else None
+        asyncio.run(parity.parity_gate(ctx, learner, weights, prompts, lacking))
+
+    gate()
+    (text,) = said
+    assert text.startswith("experts are not replayed: 1 of 2 completions came without them. vLLM on a CPU")
+    with pytest.raises(ConfigError, match="replay_experts is true, and of the experts 1 of 2 completions"):
+        gate(True)
+    gate(replayed=False)
+    batch[1] = s
+    gate(True)
+    assert len(said) == 1

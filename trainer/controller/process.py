@@ -132,8 +132,6 @@ async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
         engine.resume()
     if infos := await engine.ready():
         ready["engine"] = infos[0]
-        if ready["learner"].get("experts") and not infos[0].get("experts", True):
-            note(controller.emit, "experts are not replayed: vLLM on a CPU does not return them")
     controller.emit("ready", ready)
     if resume is not None:
         controller.restore(resume)
@@ -141,7 +139,8 @@ async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
         # They have these weights. A way to push that does not work fails here, not at the first step.
         await controller.weights.push(controller.version)
         held_out = controller.dataset.held_out
-        gate = parity_gate(controller.ctx, controller.learner, controller.weights, held_out)
+        lacking = partial(note, controller.emit) if ready["learner"].get("experts") else None
+        gate = parity_gate(controller.ctx, controller.learner, controller.weights, held_out, lacking)
         stage = "parity gate: learner and engine on the same tokens"
         controller.emit("parity", await wait_for(gate, stage))
 

@@ -51,8 +51,7 @@ def engine_main(
         log = Path(config.run_dir) / "logs" / f"{role}.log"
         vllm = LocalVLLM(config, model_dir, threads, log, role_index(role))
         await vllm.load(0)
-        info = {"kind": "vllm", "dtype": config.model.dtype, "experts": vllm.returns_experts}
-        return vllm, info | {"threads": threads}
+        return vllm, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
     run_vllm(role, conn, telemetry, config.engine.slots, start)
 
@@ -83,7 +82,6 @@ class LocalVLLM(VLLM):
 
         settings = vllm_settings(config, model_dir)
         try:
-            self.returns_experts: bool = settings["enable_return_routed_experts"]
             arguments = AsyncEngineArgs(**settings)
             self.limit: int = arguments.max_model_len
             self._llm: Any = AsyncLLM.from_engine_args(arguments)

@@ -58,7 +58,7 @@ def test_each_token_has_the_experts_of_the_weights_that_read_it(
     old, new = load(tiny_moe), load(tiny_moe)
     path = perturb(new, tmp_path / "new.safetensors", scale=0.3)
     try:
-        assert process.ready().get("experts", True) is (kind == "torch")
+        process.ready()
         first, second, evaluated = asyncio.run(asyncio.wait_for(_turns(process, path), 250))
     finally:
         process.close()
