@@ -147,13 +147,16 @@ def _described(config: Config, size: ModelSize, devices: Devices, gpu: float) ->
     """The plan: who generates, in which portions is learned, how much it takes."""
     engine, learner = config.engine, config.learner
     who = "vLLM" if engine.kind == "vllm" else "the torch engine"
-    if engine.colocate:
-        where = f"{who} and the learner take turns on the GPU"
+    missing = " (vLLM is not installed)" * (who != "vLLM" and importlib.util.find_spec("vllm") is None)
+    if not devices.engines:  # a replay has none at all
+        where = "vLLM servers generate; " * bool(devices.remote)
+    elif engine.colocate:
+        where = f"{who} and the learner take turns on the GPU; "
     elif devices.shared:
-        missing = importlib.util.find_spec("vllm") is None
-        where = f"{who} generates beside the learner on the GPU{' (vLLM is not installed)' * missing}"
+        where = f"{who} generates beside the learner on the GPU{missing}; "
     else:
-        where = f"{who} generates on {'GPUs of its own' if any(devices.engines) else 'the CPU'}"
+        place = f"GPUs of its own{missing}" if any(devices.engines) else "the CPU"
+        where = f"{who} generates on {place}; "
     tokens = learner.micro_batch_tokens or default_token_budget(True)
     memory = estimate(config, size, devices)
     rank, beside = sum(memory.rank.values()), sum(memory.engine.values())
@@ -162,9 +165,9 @@ def _described(config: Config, size: ModelSize, devices: Devices, gpu: float) ->
         takes += f" and the engine {beside / GIB:.1f}"
     takes += f" of {gpu / GIB:.1f} GiB"
     if engine.kind == "vllm" and any(devices.engines):
-        takes += f", then vLLM {engine.memory * gpu / GIB:.1f}"
+        takes += f", {'then ' * engine.colocate}vLLM {engine.memory * gpu / GIB:.1f}"
+    at_once = f", {engine.slots} sequences at once" * bool(devices.engines)
     return (
-        f"plan: {where}; micro-batches of {tokens:,} tokens, activations "
-        f"{'recomputed' if learner.checkpoint_activations else 'kept'}, {engine.slots} sequences at once; "
-        f"{takes}"
+        f"plan: {where}micro-batches of {tokens:,} tokens, activations "
+        f"{'recomputed' if learner.checkpoint_activations else 'kept'}{at_once}; {takes}"
     )

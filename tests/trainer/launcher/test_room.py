@@ -16,8 +16,9 @@ from trainer import gpus
 from trainer.cli import Launch
 from trainer.config import Config, LoraConfig
 from trainer.config.typed import fields
-from trainer.launcher import notices
+from trainer.launcher import notices, room
 from trainer.launcher.memory_estimate import SIZES
+from trainer.launcher.placement import Devices
 from trainer.main import main, planned
 
 CARDS = {  # as nvidia-smi lists them
@@ -143,7 +144,18 @@ def test_a_run_on_the_cards_that_a_refusal_names_starts_and_with_fewer_it_does_n
 
 def test_on_eight_cards_the_learner_has_the_ranks_and_the_settings_that_fit(dry_run: DryRun) -> None:
     code, line = dry_run("80 GB", True, "8B", count=8)
-    assert code == 0 and "vLLM generates on GPUs of its own" in line
+    assert code == 0 and "vLLM generates on GPUs of its own; micro" in line and "GiB, vLLM 71.7" in line
+
+
+def test_the_plan_says_where_engines_are_and_nothing_of_those_of_others(dry_run: DryRun) -> None:
+    _, line = dry_run("80 GB", False, "0.6B", count=4)
+    assert "the torch engine generates on GPUs of its own (vLLM is not installed); " in line
+    urls = ["--engine.kind vllm", "--engine.urls [http://h:8077]"]
+    _, line = dry_run("80 GB", False, "0.6B", *urls, count=2)
+    assert line.startswith("plan: vLLM servers generate; micro-batches") and "at once" not in line
+    replay = Devices(16, (("0",),), ())
+    line = room.plan(Config(), SIZES["Qwen/Qwen3-0.6B"], replay, 8e10, Config(), set())
+    assert line.startswith("plan: micro-batches of 16,384 tokens, activations kept; a learner rank takes")
 
 
 def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: DryRun) -> None:
