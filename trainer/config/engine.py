@@ -35,7 +35,7 @@ class EngineConfig:
     colocate: bool = False
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split. On a single GPU always."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
-    """Route of new weights to the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
+    """Route of new weights to the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices; with LoRA a `file` on the same GPUs, too. A `file` for engines here holds adapters alone; all else is whole weights. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import having
 
-from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, VerifierConfig
+from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, LoraConfig, VerifierConfig
 from trainer.launcher import placement
 from trainer.launcher.placement import Devices, Split, assign, engines_alone, for_roles, slow_dtype
 
@@ -100,6 +100,12 @@ ALONE: list[tuple[dict[str, Any], int, list[int], str]] = [  # settings, GPUs, t
     ({"kind": "torch", "tensor_parallel": 0}, 2, [0], "4 CPU cores for 1 engine"),
     ({"kind": "vllm", "urls": TWO, "tensor_parallel": 2}, 0, [], "GPUs: engines 2 remote"),
 ]
+
+
+def test_adapters_go_whole_to_vllm_on_gpus_of_its_own_and_alone_by_file_on_the_learners() -> None:
+    for colocate, route in ((False, "nccl"), (True, "file")):
+        config = having(settings(colocate=colocate), model={"lora": LoraConfig(rank=16)})
+        assert for_roles(config, assign(config, GPUS, 4)).engine.weight_push == route
 
 
 @pytest.mark.parametrize(("named", "gpus", "widths", "words"), ALONE)
