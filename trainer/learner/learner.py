@@ -36,7 +36,7 @@ from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import BatchStats, batch_metrics, lag_histogram, rank_stats, total
-from trainer.models.experts import Routers, obstacle, replays_experts, unknown
+from trainer.models.experts import Routers, obstacle, replays_experts
 from trainer.models.resolve import base_name, resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
@@ -278,7 +278,7 @@ class Learner:
         if self.model.routers is None:
             return {}
         lacking = [
-            len(m.input_ids) if m.experts is None else int(unknown(m.experts).any(1).sum())
+            len(m.input_ids) if m.experts is None else int((m.experts < 0).any(1).sum())
             for step in steps
             for m in step
             if m is not DUMMY

@@ -65,7 +65,7 @@ class MicroBatch:
     logprobs_ref: NDArray[np.float32] | None  # (N,) nats
     values: NDArray[np.float32] | None  # (N,)
     returns: NDArray[np.float32] | None  # (N,)
-    experts: NDArray[Any] | None  # (T, layers · k) ids to replay
+    experts: NDArray[Any] | None  # (T, layers · k) ids to replay; −1: not known
 
     @property
     def anchor(self) -> NDArray[np.float32]:
@@ -297,9 +297,10 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
 
 
 def _joined(experts: Sequence[NDArray[Any] | int]) -> NDArray[Any] | None:
-    """The ids of experts of consecutive tokens, or of so many that have none."""
+    """The ids of experts of consecutive tokens, or of so many that have none: −1."""
     one = next((x for x in experts if not isinstance(x, int)), None)
     if one is None:
         return None
-    none = np.full((1, one.shape[1]), np.iinfo(one.dtype).max, one.dtype)
-    return np.concatenate([none.repeat(x, 0) if isinstance(x, int) else x for x in experts])
+    none = np.full((1, one.shape[1]), -1, np.int16)
+    joined = [none.repeat(x, 0) if isinstance(x, int) else x.astype(np.int16) for x in experts]
+    return np.concatenate(joined)

@@ -24,7 +24,7 @@ from trainer.config import ConfigError
 # `model_type` of the families whose routers return logits, the weights of the top k, and their ids, where the
 # weights are a softmax over all experts, divided by their sum unless `norm_topk_prob` is False.
 FAMILIES = ("flex_olmo", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-Ids = NDArray[Any]  # (T, layers · k) uint8 or uint16, of which the largest number stands for none
+Ids = NDArray[Any]  # (T, layers · k): of engines uint8 or uint16; of a micro-batch int16, −1 where not known
 
 
 def obstacle(config: Any) -> str:
@@ -54,7 +54,11 @@ class Routers:
                 layer = int(name.split("layers.")[1].split(".")[0])
                 module.register_forward_hook(partial(self._route, layer))
                 experts = max(experts, int(module.num_experts))
-        self.dtype = np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
+        if not experts:
+            raise RuntimeError(
+                f"{lm.config.model_type}: no router of it is found, so no experts can be replayed"
+            )
+        self.dtype = np.uint8 if experts <= 256 else np.uint16
 
     def recorded(self) -> Ids:
         """(T, layers · k) the ids of the last pass; 0 in layers without experts."""
@@ -65,8 +69,7 @@ class Routers:
 
     def tensor(self, ids: Ids) -> Tensor:
         """(T, layers, k) to be replayed."""
-        known = np.where(unknown(ids), -1, ids.astype(np.int16))
-        return torch.from_numpy(known).unflatten(1, (self.layers, -1))
+        return torch.from_numpy(ids).unflatten(1, (self.layers, -1))
 
     def _route(self, layer: int, router: nn.Module, args: Any, output: Any) -> Any:
         logits, weights, index = output
@@ -80,9 +83,3 @@ class Routers:
         if getattr(router, "norm_topk_prob", True):
             values = values / values.sum(-1, keepdim=True)
         return logits, values.to(weights.dtype), ids
-
-
-def unknown(ids: Ids) -> NDArray[np.bool_]:
-    """(T, layers · k) where an id is not known."""
-    result: NDArray[np.bool_] = ids == np.iinfo(ids.dtype).max
-    return result

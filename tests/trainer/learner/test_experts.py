@@ -30,7 +30,8 @@ from training import (
 from trainer.config import ConfigError, KLConfig, LoraConfig
 from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch.engine import TorchEngine
-from trainer.models.experts import FAMILIES
+from trainer.learner.packing import pack
+from trainer.models.experts import FAMILIES, Routers
 from trainer.types import Completion, TrainBatch, TrainSequence
 
 LAYERS, TOP_K, EXPERTS = 4, 2, 64
@@ -159,7 +160,7 @@ def looped(folder: str, family: str, batch: Sequence[TrainSequence]) -> dict[str
         ids = torch.full((len(full), LAYERS, TOP_K), -1)
         if s.experts is not None:
             known = s.experts.astype(np.int64).reshape(-1, LAYERS, TOP_K)
-            ids[: len(known)] = torch.from_numpy(np.where(known == 255, -1, known))
+            ids[: len(known)] = torch.from_numpy(known)
         for i, layer in enumerate(lm.model.layers):
 
             def forward(x: Tensor, mlp: Any = layer.mlp, ids: Tensor = ids[:, i]) -> Tensor:
@@ -178,11 +179,11 @@ def forced() -> tuple[TrainSequence, ...]:
     rng, batch = np.random.default_rng(0), list[TrainSequence]()
     for prompt in (prompt_of(5), prompt_of(8)):
         of_prompt = rng.permuted(np.arange(EXPERTS)[None].repeat((len(prompt) + 6) * LAYERS, 0), axis=1)
-        ids = of_prompt[:, :TOP_K].reshape(-1, LAYERS * TOP_K).astype(np.uint8)
+        ids = of_prompt[:, :TOP_K].reshape(-1, LAYERS * TOP_K).astype(np.int16)
         other_token, other_prompt, lacking = ids.copy(), ids.copy(), ids.copy()
         other_token[len(prompt) + 1] = ids[0]
         other_prompt[1] = ids[0]
-        lacking[[2, len(prompt) + 2]] = 255
+        lacking[[2, len(prompt) + 2]] = -1
         for experts, last in (
             (ids, 3),
             (ids, 4),
@@ -228,6 +229,37 @@ def test_the_share_of_tokens_that_lack_experts_is_a_metric(mixtures: dict[str, s
     assert share(known) == 0 and share(known, False) is None
     assert share(tuple(replace(s, experts=None) for s in known)) == 1
     assert 0 < share(forced()) < 1
+
+
+def test_all_ids_of_256_experts_are_known_also_beside_tokens_without_ids(tmp_path: Path) -> None:
+    """vLLM's ids of up to 256 experts are uint8, so 255 is an expert; the torch engine's are, too."""
+    torch.manual_seed(0)
+    mixture = tr.MixtralConfig(**SHAPE, num_local_experts=256)
+    lm = tr.AutoModelForCausalLM.from_config(mixture)
+    routers = Routers(lm)
+    assert routers.dtype is np.uint8
+    prompt = prompt_of(5)
+    ids = np.full((len(prompt) + 2, LAYERS * TOP_K), 255, np.uint8)
+    ids[:, ::2] = 7
+    one = sequence(prompt, [1, 2, 3])
+    columns = ids, ids.astype(np.uint16), None
+    (m,) = pack([replace(one, experts=x, token_ids=one.token_ids + i) for i, x in enumerate(columns)], 99)
+    assert m.experts is not None
+    known = routers.tensor(m.experts)
+    assert known.shape == (len(m.input_ids), LAYERS, TOP_K)
+    assert sorted(set(known.flatten().tolist())) == [-1, 7, 255]
+    assert int((known < 0).any(2).any(1).sum()) == len(prompt) + 2  # those of the third alone
+
+
+def test_a_mixture_whose_routers_are_not_found_is_an_error(mixtures: dict[str, str]) -> None:
+    lm: Any = load(mixtures["mixtral"], torch.float32)
+    for layer in lm.model.layers:
+        type(layer.mlp.gate).__name__ = "Router"
+    try:
+        with pytest.raises(RuntimeError, match="mixtral: no router of it is found"):
+            Routers(lm)
+    finally:
+        type(lm.model.layers[0].mlp.gate).__name__ = "MixtralTopKRouter"
 
 
 def test_a_resumed_learner_goes_on_bit_for_bit(mixtures: dict[str, str], tmp_path: Path) -> None:
