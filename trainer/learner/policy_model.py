@@ -207,9 +207,9 @@ def likeliest_tokens(
     hidden: Tensor, weight: Tensor, temperature: float, k: int, bound: int
 ) -> tuple[Tensor, Tensor]:
     """(N, k) the likeliest tokens with ids below `bound` after each of hidden (N, H), and their log-probs."""
-    logprobs, ids = [], []
+    logprobs, ids, weight = [], [], weight.float()
     for rows in hidden.split(max(1, LOGITS // len(weight))):
-        top = (rows.float() @ weight.float().T / temperature)[:, :bound].log_softmax(1).topk(min(k, bound))
+        top = (rows.float() @ weight.T / temperature)[:, :bound].log_softmax(1).topk(min(k, bound))
         logprobs.append(top.values)
         ids.append(top.indices)
     return torch.cat(ids), torch.cat(logprobs)
