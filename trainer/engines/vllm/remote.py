@@ -113,7 +113,7 @@ class RemoteVLLM(VLLM):
         ids, reason = choice["token_ids"] or (), choice["finish_reason"]
         experts = None  # in numpy's file format
         if encoded := choice.get("routed_experts"):
-            experts = np.load(BytesIO(base64.b64decode(encoded)), allow_pickle=False)
+            experts = np.load(BytesIO(base64.b64decode(encoded)))
         return sample.completion(ids, logprobs, spans, reason, prompt_logprobs, experts)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
