@@ -87,7 +87,7 @@ CEILINGS = {
     "evaluate": 412,
     "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_938,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
-    "tests": 27_254,
+    "tests": 27_257,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

@@ -168,8 +168,11 @@ def test_an_interpreter_of_its_own_has_its_own_packages(tmp_path: Path) -> None:
     assert other == "1" and paths and not any("-packages" in path for path in paths)
     (start,) = with_pool(lambda pool: play(pool, {}, turns=0), kind=kind)
     assert start.messages[0]["content"].startswith("no\n")
+    missing = EnvironmentConfig(kind=kind, python=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"environments:Where: cannot start its interpreter: .*nowhere"):
-        with_pool(lambda pool: asyncio.sleep(0), kind=kind, python=str(tmp_path / "nowhere"))
+        with_pool(lambda pool: asyncio.sleep(0), kind=kind, python=missing.python)
+    with pytest.raises(ConfigError, match="cannot start its interpreter"):  # by a dry run, too
+        check_sources(Config(environment=missing))
 
 
 def test_prepare_is_called_once_before_processes_are_forked() -> None:

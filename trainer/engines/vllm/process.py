@@ -3,9 +3,9 @@
     Request ──> RequestQueue ──at most `slots` samples at once──> VLLM.sample ──> Completion
 
 A sample's prefix cache is salted with the weight version at the moment it goes to vLLM, so a sample that
-waited here does not read keys of older weights. (One that vLLM has not begun when new weights come may share
-those of the version before.) vLLM takes them first come, first served. One that continues another has that
-one's salt: it goes on with the keys and values that are there.
+waited here does not read keys of older weights. (A sample that waits inside vLLM during a weight update may
+reuse prefix-cache blocks of the previous version.) vLLM takes them first come, first served. One that
+continues another has that one's salt: it goes on with the keys and values that are there.
 """
 
 import asyncio

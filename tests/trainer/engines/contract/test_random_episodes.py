@@ -53,8 +53,8 @@ def test_random_episodes_are_those_worked_out_from_scratch(
                 await engine.push(client, paths[(engine.version + 1) % WEIGHTS])
 
             async def nothing() -> None:
-                """vLLM's weights stay: a request that it has not begun when new ones come may share keys of
-                the version before with another episode of its prompt."""
+                """vLLM's weights are not updated: a request that waits inside vLLM during an update may reuse
+                prefix-cache blocks of the previous version."""
 
             await push()
             pool = EnginePool([client], lambda work, name, start=False: work)
