@@ -95,6 +95,11 @@ def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> Non
     write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
 
 
+def end_of(run_dir: Path) -> dict[str, Any]:
+    """The record of `record_end`; empty where the run was stopped before its end."""
+    return _read(run_dir / ENDED)
+
+
 def ended_by(run_dir: Path) -> str:
     """The reason in `record_end`; empty where the run was stopped before its end."""
     by: str = _read(run_dir / ENDED).get("by", "")

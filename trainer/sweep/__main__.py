@@ -16,10 +16,11 @@ from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
 from trainer.scaling.reading.options import Options
 from trainer.sweep.axes import read_axes
+from trainer.sweep.curves import go_on_from, keep_curves
 from trainer.sweep.executors import Cluster, LocalExecutor
 from trainer.sweep.halving import RUNGS, stop_recipes
 from trainer.sweep.progress import View, clock, time_left
-from trainer.sweep.results import keep_curves, write_results
+from trainer.sweep.results import write_results
 from trainer.sweep.schedule import stops, train
 from trainer.sweep.spec import ASKED, Sweep, load, load_status
 
@@ -57,7 +58,8 @@ class Arguments(Options):
     """compute of the results, such as compute/flops, which does not depend on how busy the machine is
     (default: compute/total, in device-hours)"""
     keep_curves: Annotated[Path | None, "DIR"] = None
-    """copy the curve of each run (a few kB) here, from which `table` makes the results again"""
+    """copy the curve of each run (a few kB) here, from which `table` makes the results again, and from which
+    a sweep in a new --out goes on: runs that ended are not trained again"""
 
     def sweep(self, recipes: Sequence[str], overrides: tuple[str, ...]) -> Sweep:
         """The sweep that is asked for; without recipes, that of the folder."""
@@ -106,11 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             _checked(sweep)
             print(plan(sweep, arguments.executor_of(sweep).jobs))
             return 0
-        code = 0 if table else _train(sweep, arguments.executor_of(sweep))
+        curves = arguments.keep_curves
+        code = 0 if table else _train(sweep, arguments.executor_of(sweep), curves)
         if code < 128:
             print(write_results(sweep, arguments.compute_column))
-            if arguments.keep_curves:
-                keep_curves(sweep, arguments.keep_curves)
+        if curves:
+            keep_curves(sweep, curves)
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -129,9 +132,12 @@ def _checked(sweep: Sweep) -> dict[str, Config]:
     return {name: launch.config for name, launch in launches.items()}
 
 
-def _train(sweep: Sweep, executor: LocalExecutor | Cluster) -> int:
-    """Train what is not complete, one rung after the other; returns the exit code."""
-    with sweep.claim(_checked(sweep)), stops() as came:
+def _train(sweep: Sweep, executor: LocalExecutor | Cluster, curves: Path | None) -> int:
+    """Train what is not complete, here or in the curves, one rung after the other; returns the exit code."""
+    configs = _checked(sweep)
+    with sweep.claim(configs), stops() as came:
+        if curves:
+            go_on_from(curves, sweep, configs)
         status = load_status(sweep.folder)
         with View(sweep, executor.jobs) as view:
             for share in (*sweep.rungs, 1.0):

@@ -1,27 +1,14 @@
-"""The results of a sweep: the comparison of its recipes, those that halving stopped, and the cost.
+"""The results of a sweep: the comparison of its recipes, those that halving stopped, and the cost."""
 
-Its curves can be kept in three small files, from which the results can be made again:
-
-FOLDER/curves.csv.gz  every evaluation of every run, and what runs must share to be compared
-FOLDER/ledger.json    of each run: its compute, wall time, seconds in each state, pipeline scheme, dtype
-FOLDER/sweep.yaml     what was asked for; with status.json, what came of it
-"""
-
-import csv
-import gzip
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from io import StringIO
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from trainer.accounting.run_account import ledger_of
-from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.comparability import incomparable
@@ -31,18 +18,15 @@ from trainer.scaling.frontier import draw, frontier, table
 from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, read_groups, same_unit
-from trainer.scaling.reading.settings import of_config
 from trainer.scaling.reading.tables import read_tables
 from trainer.scaling.report import page
 from trainer.scaling.report.run import fits_of, runs_of
+from trainer.sweep.curves import CURVES, METRICS
 from trainer.sweep.progress import clock
-from trainer.sweep.spec import ASKED, STATUS, Status, Sweep, load_status
+from trainer.sweep.spec import Status, Sweep, load_status
 
 INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
-CURVES, LEDGER, METRICS = "curves.csv.gz", "ledger.json", "metrics.jsonl"
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
-COLUMNS = re.compile(r"step|compute/.+|eval/(.+/)?(pass_rate|pass_rate_se|prompts|samples)")
-TOTALS = ("devices_total", "wall_s", "compute")  # of a ledger
 
 
 def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
@@ -125,63 +109,3 @@ def cost_of(sweep: Sweep, status: Status) -> tuple[dict[str, float], str]:
     hours = ", ".join(f"{amount(costs[kind])} of {name}" for kind, name in KINDS.items())
     times = f"{clock(costs['runs_wall_s'])} of runs in {clock(status.wall_s)}"
     return costs, f"Cost of {len(books)} of {len(sweep.runs)} runs: {hours}, in device-hours; {times}."
-
-
-def keep_curves(sweep: Sweep, out: Path) -> None:
-    """Write what the results need into a folder of its own, in which `table` works as in the sweep's.
-
-    Paths of this machine, in configurations and errors, are not kept.
-    """
-    if out.exists() and not (out / ASKED).is_file() and any(out.iterdir()):
-        raise ConfigError(f"--keep-curves {out} is in use already, and not by a sweep; give another folder")
-    if out.resolve() == sweep.folder.resolve():
-        raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
-    sweep.check_whole()
-    out.mkdir(parents=True, exist_ok=True)
-    asked = _without_machine(yaml.safe_load((sweep.folder / ASKED).read_text())) | {"curves_only": True}
-    (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
-    if (sweep.folder / STATUS).is_file():
-        replace(load_status(sweep.folder), folder=out, errors={}).write()
-    rows, ledgers, unit = list[dict[str, Any]](), dict[str, dict[str, Any]](), ""
-    for run in sweep.runs:
-        metrics, ledger = run.folder / METRICS, ledger_of(run.folder)
-        if not metrics.is_file() or ledger is None:
-            continue
-        config = _without_machine(yaml.safe_load((run.folder / "config.yaml").read_text()))
-        settings = of_config(config, "eval/pass_rate")
-        for row in read_lines(metrics):
-            if "eval/pass_rate" in row:
-                measured = {k: v for k, v in row.items() if COLUMNS.fullmatch(k)}
-                rows.append({"run": run.name} | measured | settings)
-        roles = {
-            name: {"devices": role["devices"], "seconds": role["seconds"]}
-            for name, role in ledger["roles"].items()
-            if role["devices"]
-        }
-        settings_of = {"scheme": config["pipeline"]["scheme"], "dtype": config["model"]["dtype"]}
-        ledgers[run.name] = {key: ledger[key] for key in TOTALS} | settings_of | {"roles": roles}
-        unit = ledger["unit"]
-    table = StringIO()
-    columns = dict.fromkeys(["run", *(column for row in rows for column in row)])
-    writer = csv.DictWriter(table, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    (out / CURVES).write_bytes(gzip.compress(table.getvalue().encode(), mtime=0))
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(ledger)}" for name, ledger in ledgers.items())
-    (out / LEDGER).write_text(f'{{"unit": {json.dumps(unit)}, "runs": {{\n{lines}\n}}}}\n')
-
-
-def _without_machine(x: Any) -> Any:
-    """The same, with absolute paths relative to the working directory, or by their last part if elsewhere."""
-    match x:
-        case dict():
-            return {key: _without_machine(value) for key, value in x.items()}
-        case list():
-            return [_without_machine(value) for value in x]
-        case str() if x.startswith("--") and "=" in x:
-            key, _, value = x.partition("=")
-            return f"{key}={_without_machine(value)}"
-        case str() if Path(x).is_absolute():
-            path = Path(x)
-            return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-    return x

@@ -12,6 +12,7 @@ import fcntl
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -160,6 +161,23 @@ class Sweep:
         if self.curves_only:
             raise ConfigError(f"{self.folder} holds kept curves only; give the --out of the sweep itself")
 
+    def check_extends(self, before: "Sweep", plain: Callable[[Any], Any] = lambda value: value) -> None:
+        """ConfigError unless this sweep is that one with more recipes, values of axes or seeds.
+
+        `plain` makes a value of this one comparable with that one's.
+        """
+        for key in FIXED:
+            old, new = _plain(getattr(before, key)), plain(_plain(getattr(self, key)))
+            if old != new:
+                raise ConfigError(
+                    f"{before.folder} is of another sweep: its {key} is {old!r}, given {new!r}; give another"
+                    " folder"
+                )
+        known = {*plain(list(self.recipes)), *self.points}
+        if missing := {*before.recipes, *before.points} - known or before.seeds > self.seeds:
+            what = f"{before.seeds} seeds" if missing is True else f"recipe {min(missing)}"
+            raise ConfigError(f"{before.folder} is of a sweep with {what}; more may be added, not fewer")
+
     def claim(self, configs: dict[str, Config]) -> IO[str]:
         """Write sweep.yaml, and hold the folder's lock until the returned file is closed.
 
@@ -169,16 +187,7 @@ class Sweep:
         if asked.is_file():
             before = load(self.folder)
             before.check_whole()
-            if changed := [k for k in FIXED if getattr(before, k) != getattr(self, k)]:
-                key, old = changed[0], getattr(before, changed[0])
-                raise ConfigError(
-                    f"{self.folder} is of another sweep: its {key} is {_plain(old)!r}, given "
-                    f"{_plain(getattr(self, key))!r}; give another --out"
-                )
-            known = {*self.recipes, *self.points}
-            if missing := {*before.recipes, *before.points} - known or before.seeds > self.seeds:
-                what = f"{before.seeds} seeds" if missing is True else f"recipe {min(missing)}"
-                raise ConfigError(f"{self.folder} is of a sweep with {what}; more may be added, not fewer")
+            self.check_extends(before)
         elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
             raise ConfigError(f"{self.folder} is in use already, and not by a sweep; give another --out")
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,11 @@ import yaml
 
 from trainer.accounting.run_account import run_dtype
 from trainer.config import ConfigError
+from trainer.run_folder import complete
 from trainer.scaling.report import page
 from trainer.sweep.__main__ import main
 from trainer.sweep.results import read
-from trainer.sweep.spec import load
+from trainer.sweep.spec import Run, load
 
 LAWS = {"scalerl": (0.62, 2.0, 0.4), "dapo": (0.62, 2.0, 0.4), "grpo": (0.50, 2.0, 0.4)}
 SD, POINTS, LAST = 0.004, 24, 2.4
@@ -251,3 +252,43 @@ def test_paired_axes_are_one_and_several_recipes_are_one_too(tmp_path: Path) -> 
         },
     )
     assert second[0] == "recipe" and set(second[1].values()) == {"grpo", "scalerl"}
+
+
+def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine, another sitting: only the third run of grpo is trained, and all are kept again."""
+    kept = shutil.copytree(folder.parent / "kept", tmp_path / "kept")
+    ledgers = json.loads((kept / "ledger.json").read_text())
+    ledgers["runs"]["dapo-2"]["ended"] = {}  # it was stopped amid its steps
+    (kept / "ledger.json").write_text(json.dumps(ledgers))
+    table = gzip.decompress((kept / "curves.csv.gz").read_bytes()).decode()
+    table = re.sub(r",(data|held-out set|samples per prompt|scorer)(?=[,\n])", r",invented \1", table)
+    (kept / "curves.csv.gz").write_bytes(gzip.compress(table.encode()))
+    trained = list[str]()
+
+    def train(runs: list[Run], compute: float, *rest: Any) -> None:
+        for run in runs:
+            if not complete(run.folder, compute):
+                trained.append(run.name)
+                shutil.copytree(folder / "dapo-2", run.folder)
+
+    monkeypatch.setattr("trainer.sweep.__main__.train", train)
+    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda *_: "")
+    asked = yaml.safe_load((kept / "sweep.yaml").read_text())
+    asked |= {"task": "arithmetic", "recipes": ["scalerl", "dapo", "grpo"]}
+    (kept / "sweep.yaml").write_text(yaml.safe_dump(asked))
+    words = ["scalerl", "dapo", "grpo", "--task", "arithmetic", "--seeds", "3", "--budget", str(LAST)]
+    words += ["--out", str(tmp_path / "new"), "--keep-curves", str(kept), "--", "--model.path=my-model"]
+    before = read(load(kept))[0]
+    assert main(words) == 0 and trained == ["dapo-2"], capsys.readouterr().err
+    again = read(load(kept))[0]
+    for name in LAWS:
+        assert [r.curve.points for r in again[name]] == [r.curve.points for r in before[name]]
+    assert main([*words[:-1], "--model.path=another"]) == 2
+    assert "its overrides is" in capsys.readouterr().err
+    table = table.replace("my-model", "older-model")
+    (kept / "curves.csv.gz").write_bytes(gzip.compress(table.encode()))
+    words[words.index("--out") + 1] = str(tmp_path / "third")
+    assert main(words) == 2
+    assert "scalerl-0 was trained with model older-model, not my-model" in capsys.readouterr().err
