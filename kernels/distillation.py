@@ -32,7 +32,7 @@ def topk_logprob(
     """(N, k) FP32 log-probs of the tokens, differentiable once in hidden and weight.
 
     It costs what `linear_logprob` does, which documents the arguments, and k products of width H a row. The
-    backward holds another FP32 gradient of the weight.
+    backward holds another FP32 gradient of the weight, unless that is frozen.
     """
     if ids.dim() != 2 or not ids.shape[1]:
         raise ValueError(f"ids: expected shape (N, k) with k of 1 or more, given {tuple(ids.shape)}")
@@ -88,19 +88,23 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, c: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, c: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, ids, local = ctx.saved_tensors
-        c = c.where(local, 0.0)
-        d_hidden, d_weight = torch.empty_like(hidden, dtype=c.dtype), torch.zeros_like(weight, dtype=c.dtype)
+        c, d_hidden, d_weight = c.where(local, 0.0), torch.empty_like(hidden, dtype=c.dtype), None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros_like(weight, dtype=c.dtype)
         for rows in _chunks(ids, weight):
             factors = c[rows, :, None]
             d_hidden[rows] = (factors * weight[ids[rows]]).sum(1)
+            if d_weight is None:
+                continue
             summands, tokens = (factors * hidden[rows, None]).flatten(0, 1), ids[rows].flatten()
             if d_weight.is_cuda:  # sorted there, and without atomics; on the CPU index_add_ is
                 d_weight.index_put_((tokens,), summands, accumulate=True)
             else:
                 d_weight.index_add_(0, tokens, summands)
-        return _summed(d_hidden, ctx.group).to(hidden.dtype), d_weight.to(weight.dtype), None, None
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        return _summed(d_hidden, ctx.group).to(hidden.dtype), d_weight, None, None
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:

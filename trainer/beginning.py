@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainer.cli import Launch, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines, write_atomic
-from trainer.run_folder import HELD_OUT, checkpoint_at, checkpoints, damage, origin, record_origin
+from trainer.run_folder import HELD_OUT, SET_KEYS, checkpoint_at, checkpoints, damage, origin, record_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def source_of(launch: Launch) -> Path | Recorded | None:
 def begin(launch: Launch, source: Path | Recorded | None, unit: str) -> Beginning:
     """Prepare the claimed run folder, whose compute is in `unit`."""
     config, resume = launch.config, None
+    write_atomic(Path(config.run_dir, SET_KEYS), json.dumps(sorted(chain(*launch.origins.values()))))
     if isinstance(source, Recorded):
         _record_replay(launch, source)
     elif source is not None:

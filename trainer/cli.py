@@ -39,6 +39,7 @@ from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, Layer, nested, read_la
 from trainer.config.objective import check_objective
 from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
+from trainer.run_folder import set_keys
 from trainer.verifiers.verifier import check_verifiers, kinds_help
 
 DEFAULT_RECIPE, DEFAULT_TASK_RECIPE, OWN_RECIPE = "demo", "scalerl", "own"
@@ -232,7 +233,7 @@ def resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
     owner, values, origin = layers[-1].name if layers else "", dict[str, Any](), dict[str, str]()
     for layer in sorted(layers, key=attrgetter("is_own")):
         values |= layer.values
-        origin |= dict.fromkeys(layer.values, layer.name)
+        origin |= dict.fromkeys(set_keys(layer.path, layer.values), layer.name)
     base: Config = build(nested(values), Config, owner)
     config = with_sets(build(nested({**values, **overrides}), Config, "command line"))
     origins: dict[str, list[str]] = {}

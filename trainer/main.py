@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from trainer.beginning import begin, source_of, starting_checkpoint
-from trainer.cli import Launch, differing, parse, to_yaml
+from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.sources import check_sources
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
@@ -193,8 +193,6 @@ def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, se
     More GPUs than usual go to the learner if it needs them for its memory."""
     config, gpu = launch.config, smallest_gpu_memory()
     fixed = {key for keys in launch.origins.values() for key in keys}
-    if launch.resume or launch.branch or launch.replay:  # from a config.yaml, which names every key
-        fixed = {*differing(fixed, config, Config()), *launch.origins.get("the command line", ())}
     if torchrun_ranks()[1]:  # ranks on other machines plan by themselves, and all need the same
         fixed |= {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
     if size is None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ EVENTS = "events/controller.jsonl"  # what the record is made of, as the control
 ENDED = "ended.json"  # in the folder of a run that is complete
 EVALUATIONS, RESULTS = "evaluations", "results.jsonl"  # RUN/evaluations/NAME/results.jsonl
 HELD_OUT = "held_out.jsonl"  # what N completions of each held-out prompt are worth, by evaluation
+SET_KEYS = "set_keys.json"  # the keys of config.yaml that somebody has set: it names all of them
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of folders in shared memory: of weights, vLLM, verifiers
 
@@ -114,6 +116,13 @@ def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
 def origin(run_dir: str | Path) -> dict[str, Any]:
     """The record that `record_origin` wrote; empty if the run began by itself."""
     return _read(Path(run_dir, ORIGIN))
+
+
+def set_keys(config: Path, keys: Iterable[str]) -> list[str]:
+    """Those of a file's keys that somebody has set: all, unless a run has said otherwise beside it."""
+    path = config.with_name(SET_KEYS)
+    recorded = set(json.loads(path.read_text())) if path.is_file() else keys
+    return [key for key in keys if key in recorded]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -122,3 +122,14 @@ def test_two_runs_have_the_same_bits_and_wrong_shapes_are_a_clear_error() -> Non
     padded[3, -1] = -1
     with pytest.raises(ValueError, match="ids from -1"):
         topk_logprob(p["hidden"], weight, padded)
+
+
+def test_a_frozen_weight_gets_no_gradient_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem()
+    hidden, (_, ids) = p["hidden"].requires_grad_(), teacher(p)
+    logprobs = [
+        topk_logprob(hidden, w, ids).sum() for w in (p["weight"].clone().requires_grad_(), p["weight"])
+    ]
+    whole = torch.autograd.grad(logprobs[0], hidden)[0]
+    monkeypatch.delattr(torch, "zeros_like")  # which makes that gradient
+    assert torch.equal(torch.autograd.grad(logprobs[1], hidden)[0], whole)

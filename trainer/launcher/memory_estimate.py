@@ -17,6 +17,7 @@ from trainer.launcher.placement import Devices, weight_push
 GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss, on a CPU
 CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: `kernels.op` has it
+TOP_K_LOGITS = 2 * (4 << 25)  # of a teacher, and their log-softmax: `learner.policy_model` has it
 CONTEXT = int(1.5 * GIB)  # of CUDA and NCCL, beside what torch allocates
 MIN_GPU_PARAMETERS = 2_000_000  # below, the torch engine and the learner mostly launch kernels
 SPARE = 0.08  # of a GPU, for what fragments and for longer packs
@@ -88,7 +89,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     reference = 0
     if config.objective.needs_reference:  # its embedding and head stay FP32
-        model = known_size(config.objective.kl.to) or size  # a teacher that is not here counts as the policy
+        model = _teacher(config, size)
         reference = width * model.parameters + (4 - width) * model.vocabulary * model.hidden
     lora, adapters = config.model.lora, adapter_numbers(size, config.model.lora)
     if lora.rank:
@@ -115,6 +116,11 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     }
     engine = _of_an_engine(config, size, any(devices.engines), width)
     return MemoryEstimate(rank | _at_the_peak(config, size, devices), engine, host)
+
+
+def _teacher(config: Config, size: ModelSize) -> ModelSize:
+    """The size of the frozen reference; one that is not on this machine counts as the policy."""
+    return known_size(config.objective.kl.to) or size
 
 
 def adapter_numbers(size: ModelSize, lora: LoraConfig) -> int:
@@ -151,8 +157,8 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     """Bytes that a learner rank holds beside weights, gradients and moments, when it holds most.
 
     That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
-    gradients of embedding and head are whole. Ranks gather these two, in FP32 unless they are frozen, and
-    keep them.
+    gradients of embedding and head are whole, or before, while a teacher scores its top-k. Ranks gather
+    embedding and head, in FP32 unless they are frozen, and keep them.
     """
     learner, ranks = config.learner, len(devices.learner)
     # A completion is never split: one that is longer than the budget has a micro-batch of its own.
@@ -167,11 +173,12 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     rows = min(CUDA_CHUNK_ROWS, tokens)
     chunk = 4 * size.vocabulary * rows if devices.gpus else max(LOGITS_CHUNK, 4 * size.vocabulary)
     activations, logits = "activations of a micro-batch", "logits, and the head's gradients and copies"
-    if not devices.gpus:  # several ranks on a CPU are a test
-        return {activations: saved, logits: chunk // parts}
     frozen, width = bool(config.model.lora.rank), 2 if narrow and config.model.lora.rank else 4
+    top_k = 0 if frozen or not config.objective.kl.top_k else 4 * head  # another FP32 dW
+    if not devices.gpus:  # several ranks on a CPU are a test
+        return {activations: saved, logits: chunk // parts + top_k}
     # FP32: dW twice, as it is scaled. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
-    copies = 0 if frozen else (8 if not narrow or tokens > rows else 6) * head
+    copies = 0 if frozen else (8 if not narrow or tokens > rows else 6) * head + top_k
     in_loss = {activations: saved, logits: (chunk + copies) // parts}
     at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}
     if ranks > 1:
@@ -188,7 +195,19 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
             (8 + width) * size.hidden * size.feed_forward
         )
     beside = {"CUDA and NCCL": CONTEXT, "CUDA, of the sleeping engine": CONTEXT * config.engine.colocate}
-    return max(in_loss, at_end, key=lambda items: sum(items.values())) | beside
+    peaks = (in_loss, at_end, _of_top_k(config, size, ranks))
+    return max(peaks, key=lambda items: sum(items.values())) | beside
+
+
+def _of_top_k(config: Config, size: ModelSize, ranks: int) -> dict[str, int]:
+    """Bytes on a GPU while a teacher scores its top-k: its head, gathered, in 16 bits and again in FP32."""
+    kl, model, narrow = config.objective.kl, _teacher(config, size), config.model.dtype != "float32"
+    if not kl.top_k:
+        return {}
+    head, base = model.vocabulary * model.hidden, config.model.lora.rank and kl.to == "initial"
+    gathered = (1 if model.tied else 2) * (2 if narrow and base else 4) * (ranks > 1)
+    copies = (4 if base else 6) * narrow
+    return {"a teacher's head, its copies and its logits": (gathered + copies) * head + TOP_K_LOGITS}
 
 
 def check_fits(config: Config, size: ModelSize, devices: Devices, gpu: float | None) -> tuple[int, str]:

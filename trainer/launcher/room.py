@@ -70,12 +70,12 @@ def _chosen(config: Config, size: ModelSize, devices: Devices, gpu: float, fixed
 
 
 def _choices(config: Config, devices: Devices, fixed: Set[str]) -> Iterator[Config]:
-    """The config itself, then those that need less memory."""
-    yield config
+    """The configs that differ in what is not fixed, the fastest first. What an earlier start of this run has
+    chosen is chosen again: it may go on on another machine."""
     learner, tokens = config.learner, config.learner.micro_batch_tokens
-    set_already = tokens or "learner.micro_batch_tokens" in fixed
-    steps = [(False, tokens), (True, tokens)] if set_already else LEARNERS
-    if learner.checkpoint_activations or "learner.checkpoint_activations" in fixed:
+    tokens_set = "learner.micro_batch_tokens" in fixed
+    steps = [(False, tokens), (True, tokens)] if tokens_set else LEARNERS
+    if "learner.checkpoint_activations" in fixed:
         steps = [step for step in steps if step[0] == learner.checkpoint_activations]
     slots_vary = config.engine.kind != "vllm" and any(devices.engines) and "engine.slots" not in fixed
     for slots in TORCH_SLOTS if slots_vary else (config.engine.slots,):

@@ -145,6 +145,26 @@ def test_lora_has_a_frozen_base_in_its_type_and_no_reference(ranks: int, gib: fl
     assert kept == pytest.approx(4 / 3 * (4 * BIG.parameters + 12 * adapters), rel=1e-6)  # base and engine
 
 
+def test_a_teachers_top_k_counts_while_it_scores_and_in_the_backward() -> None:
+    """The head of QWEN_SMALL (156 M) has an FP32 gradient more: .58 GiB. With LoRA it has none, but the
+    loss needs less (activations 28 x 1,024 x 1,024 x 4, logits 1,024 x 151,936 x 4, a weight of 1,024 x 3,072
+    in 10 bytes: .72) than the 8B teacher's head (622 M) in bf16 and FP32 and its logits, 2 x 4 x 32 Mi: 3.73.
+    """
+
+    def more(teacher: str, config: Config) -> float:
+        kinds = (KLConfig(coefficient=1, to=teacher, top_k=k) for k in (0, 20))
+        devices = ONE if config.model.dtype == "float32" else on_gpus(1)
+        sampled, top = (rank_bytes(having(config, objective={"kl": k}), QWEN_SMALL, devices) for k in kinds)
+        return (top - sampled) / GIB
+
+    full = having(learner(1024, checkpoint_activations=True), engine={"max_new_tokens": 512})
+    lora = having(full, model={"lora": LoraConfig(rank=16)})
+    assert more("initial", full) == pytest.approx(0.58, abs=0.005)
+    assert more("initial", having(full, model={"dtype": "float32"})) == pytest.approx(0.58, abs=0.005)
+    assert more("Qwen/Qwen3-8B", lora) == pytest.approx(3.73 - 0.72, abs=0.02)
+    assert more("initial", lora) == pytest.approx(0.58 + 0.25 - 0.72, abs=0.02)  # the base's, in FP32
+
+
 def test_a_completion_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:
     """128 + 34,000 tokens: residual streams of 36 x 34,128 x 16 KiB are 18.7 GiB, where 16,384 take 9.0."""
     budget, longer = learner(16384, checkpoint_activations=True), learner(34128, checkpoint_activations=True)

@@ -3,6 +3,7 @@
 `pytest -s tests/trainer/launcher/test_room.py` prints the tables of docs/lora.md."""
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,11 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from fakes import having
 
 from trainer import gpus
-from trainer.cli import Launch
-from trainer.config import Config, LoraConfig
-from trainer.config.typed import fields
+from trainer.beginning import begin
+from trainer.cli import parse, to_yaml
+from trainer.config import Config
 from trainer.launcher import notices, room
 from trainer.launcher.memory_estimate import SIZES
 from trainer.launcher.placement import Devices
@@ -168,20 +168,29 @@ def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: 
     assert "vLLM and the learner take turns" in line
 
 
-def test_a_resumed_run_is_planned_again_although_its_config_names_every_key(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_resumed_or_branched_run_knows_what_was_set_and_chooses_the_rest_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: 24_564 * 2.0**20)
-    config = having(Config(), model={"dtype": "bfloat16", "lora": LoraConfig(rank=16)})
-    config = having(config, engine={"kind": "vllm", "colocate": True}, objective={"loss": "grpo"})
+    """`--engine.slots 64` is the default, which is not chosen once it is set."""
+    gib, run, size = [24_564 / 1024], str(tmp_path), SIZES["Qwen/Qwen3-8B"]
+    monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: gib[0] * 2.0**30)
     monkeypatch.setattr("trainer.main.usable_gpus", lambda: ("0",))
-    size, ranks = SIZES["Qwen/Qwen3-8B"], "trainer.main.torchrun_ranks"
-    set_all = {"config.yaml": list(fields()), "the command line": ["engine.slots"]}
-    for resume, recomputed in ((False, False), (True, True)):
-        launch = Launch(config, resume=resume, origins=set_all)
-        monkeypatch.setattr(ranks, lambda: (0, 0))
-        chosen, _, fixed = planned(launch, size)
-        assert chosen.learner.checkpoint_activations == recomputed and chosen.engine.slots == 64
-        assert ("objective.loss" in fixed) and ("learner.micro_batch_tokens" in fixed) == (not resume)
-        monkeypatch.setattr(ranks, lambda: (1, 2))
-        assert planned(launch, size)[0] == config
+    flags = "--model.path Qwen/Qwen3-8B --model.dtype bfloat16 --model.lora.rank 16 --engine.kind vllm"
+    flags += f" --engine.colocate true --engine.slots 64 --run-dir {run}"
+    launch = parse(flags.split())
+    chosen, _, fixed = planned(launch, size)
+    begin(launch, None, "hours")
+    (tmp_path / "config.yaml").write_text(to_yaml(chosen))
+    assert chosen.learner.checkpoint_activations and chosen.learner.micro_batch_tokens < 16_384
+
+    for words in (f"--resume --run-dir {run}", f"--branch-from {run}@4 --run-dir {run}/next"):
+        again = planned(parse(words.split()), size)
+        assert again[0].learner == chosen.learner and again[0].engine.slots == 64 and again[2] == fixed
+        gib[0] = 140
+        roomy = planned(parse(words.split()), size)[0]
+        assert not roomy.learner.checkpoint_activations and roomy.engine.slots == 64
+        gib[0] = 24_564 / 1024
+    (tmp_path / "set_keys.json").write_text(json.dumps(sorted(fixed - {"engine.slots"})))
+    assert planned(parse(["--resume", "--run-dir", run]), size)[0].engine.slots != 64
+    monkeypatch.setattr("trainer.main.torchrun_ranks", lambda: (1, 2))
+    assert planned(launch, size)[0] == launch.config
