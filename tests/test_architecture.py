@@ -57,19 +57,19 @@ CEILINGS = {
     # 17 a teacher behind a URL
     # 19 forward KL over a teacher's top-k
     # 8 one card
-    "trainer": 2_170,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    "trainer": 2_171,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
-    "controller": 2_936,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 2_939,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_767,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
     # 36 what was odd and what next
     # 123 what fits one card, 10 several
-    "launcher": 1_906,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    "launcher": 1_909,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
@@ -84,11 +84,11 @@ CEILINGS = {
     "sweep": 911,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks
-    "scaling": 5_888,
-    "evaluate": 412,
-    "serve": 588,  # an HTTP server over the engine pool; 93 scores by a command
+    "scaling": 5_898,
+    "evaluate": 433,
+    "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_938,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
-    "tests": 27_321,
+    "tests": 27_347,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

@@ -278,7 +278,10 @@ def short_name(source: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are one ConfigError line with a suggestion."""
+    """An argparse parser that guesses no option; errors are one ConfigError line with a suggestion."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | options)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -311,7 +314,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m trainer.main",
         usage=f"%(prog)s {flags} [--run-dir DIR] [--seed N] [--resume] [--dry-run] [--SECTION.KEY VALUE ...]",
-        allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description=__doc__,
     )

@@ -72,6 +72,10 @@ def test_a_run_s_checkpoints_give_its_own_numbers_and_its_curve_again_bit_for_bi
     books = json.loads((folder / "ledger.json").read_text())
     assert books["compute"]["total"] == 0 < books["compute"]["evaluation"] and "learner" not in books["roles"]
 
+    lines, later = (
+        {line["step"]: line for line in read_lines(f / "held_out.jsonl")} for f in (trained, folder)
+    )
+    assert later == {step: lines[step] for step in STEPS}  # for `scaling inference --set held_out`
     samples = list(read_lines(folder / "samples.jsonl"))
     for row in rows:
         outcomes = [c["outcome"] for s in samples if s["step"] == row["step"] for c in s["completions"]]
@@ -165,6 +169,16 @@ REFUSED = {
 def test_a_wrong_command_is_one_line(words: str, trained: Path, tmp_path: Path) -> None:
     _, error = ask(tmp_path, *words.format(run=trained).split(), code=2)
     assert REFUSED[words].format(run=trained) in error and error.count("\n") == 1
+
+
+def test_a_dry_run_says_what_would_be_asked_of_which_checkpoints_and_starts_nothing(
+    copy: Path, tmp_path: Path
+) -> None:
+    out, _ = ask(tmp_path, str(copy), "--evaluation.samples", "2", "--dry-run")
+    asked = out.splitlines()
+    assert [line.split(":")[0] for line in asked[:3]] == [f"step {step}" for step in STEPS]
+    assert "evaluation.samples: 2" in asked and asked[-1] == f"results: {copy}/evaluations/held_out"
+    assert not (copy / "evaluations").exists()
 
 
 def test_results_of_another_question_are_not_mixed(copy: Path, tmp_path: Path) -> None:

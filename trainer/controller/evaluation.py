@@ -16,7 +16,7 @@ from trainer.config import Config
 from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Emit
 from trainer.controller.data import Dataset
-from trainer.controller.evaluate import evaluate
+from trainer.controller.evaluate import Sampled, by_prompt, evaluate
 from trainer.controller.process import alive, note, prepare, send_event
 from trainer.controller.rollout import sample_record
 from trainer.engines.protocol import EngineClient
@@ -59,15 +59,22 @@ async def _evaluate_all(
             note(emit, f"{folder} was deleted meanwhile, so it is left out (logging.keep_at)")
             continue
 
-        def report(name: str, prompt: Prompt, rollouts: list[Rollout], step: int = step) -> None:
-            group = Group(0, 0, prompt, tuple(rollouts))
-            emit("sample", sample_record(group, step) | {"set": name})
-
         stage = f"evaluate: step {step}"
         await ctx.deadline.wait_for(ctx.engine.update_weights(step, folder if i else ""), stage)
-        began = time.monotonic()
-        scores = await ctx.deadline.wait_for(evaluate(ctx, dataset, step, report), stage)
-        emit("eval", {"step": step, "seconds": time.monotonic() - began} | scores)
+        await ctx.deadline.wait_for(_evaluate(ctx, dataset, step, emit), stage)
+
+
+async def _evaluate(ctx: RolloutContext, dataset: Dataset, step: int, emit: Emit) -> None:
+    """Score the weights that the engines hold; each prompt's completions are sent as they are done."""
+    began, sampled = time.monotonic(), list[Sampled]()
+
+    def report(name: str, prompt: Prompt, rollouts: list[Rollout]) -> None:
+        sampled.append((name, prompt, rollouts))
+        emit("sample", sample_record(Group(0, 0, prompt, tuple(rollouts)), step) | {"set": name})
+
+    scores = await evaluate(ctx, dataset, step, report)
+    worth = {"by_prompt": by_prompt(ctx.config, sampled)}
+    emit("eval", {"step": step, "seconds": time.monotonic() - began} | worth | scores)
 
 
 def _hear(telemetry: Connection, ctx: RolloutContext, work: asyncio.Task[None]) -> None:

@@ -4,6 +4,7 @@
   python -m trainer.evaluate runs/demo-0 --task my_task.yaml             the run on other prompts
   python -m trainer.evaluate runs/demo-0@48 --evaluation.samples 64 --evaluation.pass_at [1,8,64] --name many
   python -m trainer.evaluate ./my-llm --recipe scalerl --task my_task.yaml     a model before any training
+  python -m trainer.evaluate ./my-llm --task my_task.yaml --dry-run            what would be asked, and where
 
 A run is asked as it was in training: its held-out prompts, lengths, interruption, temperature and stop texts,
 which the command line can change. --task replaces data, verifier and `evaluation`. A model is asked what
@@ -23,13 +24,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer import cli
 from trainer.config import Config, ConfigError
+from trainer.config.layers import flat
+from trainer.config.typed import fields
+from trainer.controller.examine import examine
 from trainer.evaluate.page import write_page
-from trainer.evaluate.question import Checkpoint, Question, check_same, question_of
+from trainer.evaluate.question import ASKED, Checkpoint, Question, check_same, question_of
 from trainer.evaluate.record import Record, results
 from trainer.evaluate.view import View, show, table
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
@@ -58,10 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
         number_as_listed()
+        only_said = flags.pop("dry_run")
         question = question_of(flags.pop("what"), flags)
         check_packages(question.config)
         config, devices = decided(question.config, question.slots_are_set)
-        return evaluate(replace(question, config=config), devices)
+        return (dry_run if only_said else evaluate)(replace(question, config=config), devices)
     except ConfigError as e:
         return _fail(str(e), 2)
     except OSError as e:
@@ -73,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> cli.Parser:
     parser = cli.Parser(
         prog="python -m trainer.evaluate",
-        usage="%(prog)s WHAT [--task NAME_OR_FILE] [--name NAME] [--out FOLDER] [--SECTION.KEY VALUE ...]",
-        allow_abbrev=False,
+        usage="%(prog)s WHAT [--task NAME_OR_FILE] [--name NAME] [--out FOLDER] [--dry-run] "
+        "[--SECTION.KEY VALUE ...]",
         formatter_class=argparse.RawTextHelpFormatter,
         description=__doc__,
     )
@@ -82,6 +87,8 @@ def _parser() -> cli.Parser:
     parser.add_argument("what", metavar="WHAT", help=what)
     for flag, (metavar, text) in FLAGS.items():
         parser.add_argument(flag, metavar=metavar, help=text)
+    text = "print what would be asked of which checkpoints, and where; start nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
     cli.add_keys(parser, hidden=OF_TRAINING)
     return parser
 
@@ -101,6 +108,22 @@ def decided(config: Config, slots_are_set: bool) -> tuple[Config, Devices]:
     if not slots_are_set:
         config = with_slots(config, known_size(config.model.path), devices, smallest_gpu_memory())
     return config, devices
+
+
+def dry_run(question: Question, devices: Devices) -> int:
+    """Print the checkpoints, the data, the devices, and the keys that decide the scores where they are no
+    defaults; start nothing."""
+    check_same(question)
+    for notice in question.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    done = {row["step"] for row in results(Path(question.config.run_dir))}
+    for checkpoint in question.checkpoints:
+        print(f"step {checkpoint.step}: {checkpoint.folder}{', done' * (checkpoint.step in done)}")
+    keys, values = cli.differing(fields(), question.config, Config()), dict(flat(asdict(question.config)))
+    print("\n".join(f"{key}: {values[key]}" for key in keys if key.startswith(ASKED)))
+    print("\n".join(examine(question.config)[0]))
+    print(f"{devices.describe()}\nresults: {question.config.run_dir}")
+    return 0
 
 
 def evaluate(question: Question, devices: Devices) -> int:

@@ -3,6 +3,7 @@
 config.yaml     the question, as a recipe file
 results.jsonl   a line for each checkpoint that is done: `eval/NAME/…`, and the run's compute at that step
 samples.jsonl   a line for each of its prompts, with all completions
+held_out.jsonl  what 1, 2, 4, ... completions of each prompt are worth, for `scaling inference`
 ledger.json     device-seconds, start-up included; they never count in the compute of the run
 
 A start that goes on with a broken-off evaluation drops samples of checkpoints that have no results yet.
@@ -22,7 +23,7 @@ from trainer.evaluate.view import View
 from trainer.jsonl import append, open_to_append, read_lines, write_atomic
 from trainer.launcher.placement import Devices
 from trainer.messages import Event, Spans
-from trainer.run_folder import RESULTS
+from trainer.run_folder import HELD_OUT, RESULTS
 
 SAMPLES = "samples.jsonl"
 
@@ -67,7 +68,10 @@ class Record:
 
     def _write(self, scores: dict[str, Any]) -> None:
         """The line of a checkpoint; its device-hours are those of its generation and verification."""
-        step = scores.pop("step")
+        step, worth = scores.pop("step"), scores.pop("by_prompt")
+        with open_to_append(self.folder / HELD_OUT) as file:
+            for name, measures in worth.items():
+                append(file, {"step": step, "set": name, **measures})
         scores["device_hours"] = scores["seconds"] * sum(self._ledger.devices.values()) / 3600
         line = {"step": step} | {f"eval/{self._question.name}/{k}": v for k, v in scores.items()}
         compute = {checkpoint.step: checkpoint.compute for checkpoint in self._question.checkpoints}[step]

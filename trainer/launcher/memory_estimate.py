@@ -333,7 +333,10 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
         prefix = f"each {owner}: " if count > 1 else f"{owner}: "
         lines += [f"  {prefix + name:<58}{b / GIB:8.2f} GiB" for name, b in items.items() if b and count]
         total += count * sum(items.values())
-    return "\n".join([split, *lines, f"  {'together, at most':<58}{total / GIB:8.2f} GiB"])
+    lines.append(f"  {'together, at most':<58}{total / GIB:8.2f} GiB")
+    return "\n".join(
+        [split, *lines, f"  {'memory of this machine, without GPUs':<58}{_ram() / GIB:8.2f} GiB"]
+    )
 
 
 def _parameters(folder: Path) -> int:

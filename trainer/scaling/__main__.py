@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     chosen = next((arg for arg in argv if arg in COMMANDS), None)
     for name, about in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        text = f"{about[0].upper()}{about[1:]}."
+        command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
         if name == chosen:
             options, of_chosen = import_module(f"trainer.scaling.commands.{chosen}").Command, command
             options.add_to(command)

@@ -71,7 +71,6 @@ def _parser() -> cli.Parser:
         prog="python -m trainer.serve",
         usage="%(prog)s WHAT [--score COMMAND --name NAME] [--host ADDRESS] [--port PORT] [--out FOLDER] "
         "[--SECTION.KEY VALUE ...]",
-        allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description=__doc__,
     )

@@ -1,5 +1,6 @@
 """Promises of the memory estimate: it counts what is held; what cannot fit is refused before it is loaded."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,8 @@ def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
     text = memory.describe(Config(), ONE, SIZES["smollm2-135m"])
     assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
     assert "learner rank: weights, gradients" in text and "together, at most" in text
+    ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30  # a control group may allow less
+    assert 0 < float(text.split()[-2]) <= round(ram, 2)
     assert "critic" not in text  # what takes nothing has no line
 
 

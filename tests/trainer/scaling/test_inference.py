@@ -115,6 +115,19 @@ def test_the_command_says_what_doubling_is_worth_and_for_how_many_questions_trai
     assert "more than the 0 core-hours of training that were left in the run" in end
 
 
+def test_a_later_evaluation_has_its_own_worth(command: Command, tmp_path: Path) -> None:
+    """`python -m trainer.evaluate RUN --name many` and the run itself: the same numbers, the same tables."""
+    write_run(tmp_path / "run")
+    run, folder = tmp_path / "run", tmp_path / "run" / "evaluations" / "many"
+    folder.mkdir(parents=True)
+    before = command("inference run --at 0.4 --json x.json").json
+    (run / "held_out.jsonl").rename(folder / "held_out.jsonl")
+    text = (run / "metrics.jsonl").read_text().replace('"eval/', '"eval/many/')
+    (folder / "results.jsonl").write_text(text)
+    again = command("inference run --set many --at 0.4 --json x.json").json
+    assert again["run"]["pass@N"] == before["run"]["pass@N"]
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

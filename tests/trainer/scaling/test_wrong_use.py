@@ -16,6 +16,7 @@ ASSUMED = "plan --c-mid 9 --r0 .3"
 KERNEL = "predict full.csv --at 1 --kernel ours --measured-with"
 WRONG = {
     "compare full.csv": "there is only one recipe",
+    "fit full.csv --conf .8": "fit has no --conf .8",  # and not taken for --confidence
     "compare full.csv few.csv": "few.csv: there are fewer than 5 evaluations",
     "compare full.csv =few.csv": "expected NAME=RUN",
     "compare a=full.csv a=few.csv": "'a' names two groups",

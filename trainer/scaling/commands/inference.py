@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.inference import Curves, Doubling, doublings, enough, rewards
 from trainer.scaling.layout import Block, Rows, amount, interval, paragraph, short_names
 from trainer.scaling.plot import lines
-from trainer.scaling.reading.held_out import Worth, completion_cost, read_worth
+from trainer.scaling.reading.held_out import Worth, completion_cost, later_evaluation, read_worth
 from trainer.scaling.reading.read import Reading, read_inputs, same_unit
 
 ROWS = 8  # of the table of rewards
@@ -27,10 +28,11 @@ class Command(ReadCommand):
     examples:
       python -m trainer.scaling inference runs/demo-0 --plot inference.png
       python -m trainer.scaling inference runs/mixed-0 --set math/aime --at 100 400
+      python -m trainer.scaling inference runs/demo-0 --set many    (python -m trainer.evaluate --name many)
     """
 
     set: Annotated[str | None, "NAME"] = None
-    """task of a mixture, or further held-out set (default: the run's only task)"""
+    """task of a mixture, further held-out set, or later evaluation (default: the run's only task)"""
     at: Budgets = ()
     """compute at which N is doubled (default: an eighth and a quarter of the run's)"""
     confidence: Annotated[float, "P", Range(above=0, most=0.999)] = 0.9
@@ -42,7 +44,9 @@ class Command(ReadCommand):
 
     def run(self, inputs: Sequence[str]) -> None:
         """Print a table of rewards and one of doublings for each measure, and what the last doubling says."""
-        readings = read_inputs(inputs, self)
+        later = not self.reward_column and any(later_evaluation(Path(one), self.set) for one in inputs)
+        options = replace(self, reward_column=f"eval/{self.set}/pass_rate") if later else self
+        readings = read_inputs(inputs, options)
         unit = same_unit([reading.curve for reading in readings])
         panels, results, texts = dict[str, Curves](), dict[str, dict[str, Any]](), list[str]()
         for label, reading in zip(short_names([r.curve.name for r in readings]), readings, strict=True):

@@ -1,4 +1,7 @@
-"""Reads what N completions of each held-out prompt were worth in a run's evaluations: held_out.jsonl."""
+"""Reads what N completions of each held-out prompt were worth in a run's evaluations: held_out.jsonl.
+
+`python -m trainer.evaluate RUN --name NAME` writes one as well, in RUN/evaluations/NAME.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ import numpy as np
 
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
-from trainer.run_folder import HELD_OUT
+from trainer.run_folder import EVALUATIONS, HELD_OUT
 from trainer.scaling.curve.sigmoid import Array
 
 
@@ -24,10 +27,13 @@ class Worth:
 
 
 def read_worth(folder: Path, name: str | None, compute: Mapping[int, float]) -> list[Worth]:
-    """The measures of one task or set (None: the only task) at the steps whose compute is known.
+    """The measures of one task, set or later evaluation (None: the only task) at steps of known compute.
 
     Of a step that a resumed run evaluated again, the later line counts. ConfigError: there are none."""
-    path = (folder if folder.is_dir() else folder.parent) / HELD_OUT
+    later = later_evaluation(folder, name)
+    path = (later or (folder if folder.is_dir() else folder.parent)) / HELD_OUT
+    if later and name:
+        name = name.partition("/")[2]  # of a further set in it
     if not path.is_file():
         raise ConfigError(f"{folder} has no {HELD_OUT}; expected a run folder of a run that records it")
     lines = {(row["set"], row["step"]): row for row in read_lines(path)}
@@ -51,6 +57,12 @@ def read_worth(folder: Path, name: str | None, compute: Mapping[int, float]) -> 
         at = np.array([compute[step] for step in steps])
         out.append(Worth(measure, at, ns, np.array(values, np.float64)))
     return out
+
+
+def later_evaluation(path: Path, name: str | None) -> Path | None:
+    """The folder of a run's later evaluation of this name, or NAME/SET; None if there is none."""
+    folder = (path if path.is_dir() else path.parent) / EVALUATIONS / (name or "").partition("/")[0]
+    return folder if name and folder.is_dir() else None
 
 
 def completion_cost(path: Path, name: str) -> float | None:
