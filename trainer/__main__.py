@@ -11,6 +11,10 @@ COMMANDS = {  # beside those of the curve: module, and what it does
     "train": ("trainer.main", "train a model; without arguments the recipe that a laptop ends in minutes"),
     "evaluate": ("trainer.evaluate.__main__", "score a model or a run's checkpoints on any held-out prompts"),
     "serve": ("trainer.serve.__main__", "serve a model or a run's newest weights over HTTP"),
+    "view": (
+        "trainer.view.__main__",
+        "curve, metrics and every rollout of runs in a browser, while they train",
+    ),
     "sweep": ("trainer.sweep.__main__", "train several recipes, or values of a setting, and compare them"),
     "merge": ("trainer.models.merge", "make a whole model of a LoRA adapter"),
     "doctor": ("trainer.doctor", "say what this machine can run, and what is missing"),

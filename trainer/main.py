@@ -19,7 +19,7 @@ from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
-from trainer.run_folder import claim, latest
+from trainer.run_folder import claim, copy_tokenizer, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,6 +93,8 @@ def train(launch: Launch) -> int:
             view.log(note)
         view.phase("preparing the model")
         model = beginning.start["path"] if beginning.start else resolve_model(config.model.path)
+        copy_tokenizer(model, config.run_dir)
+        view.log(f"curve, metrics and rollouts in a browser: sigmoid-rl view {config.run_dir}")
         size = memory_estimate.size_of(model)
         config, devices, fixed = planned(launch, size)
         view.log(devices.describe())

@@ -12,9 +12,13 @@ pipes.py. A role that fails sends `Failed` on its telemetry pipe before it exits
 and the error in one line.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.types import TokenScores, TrainSequence
 
@@ -123,6 +127,8 @@ class StepDone:
     weights_path: str
     metrics: dict[str, Any]  # numbers, and under lag/ numbers by lag (learner version − token version)
     written: bool = True  # False: the file is still being written, and Written follows
+    # (2, N) log ratio to the generator and entropy, nats, of the loss tokens of each sequence by its index.
+    tokens: Mapping[int, NDArray[np.float16]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ ENDED = "ended.json"  # in the folder of a run that is complete
 EVALUATIONS, RESULTS = "evaluations", "results.jsonl"  # RUN/evaluations/NAME/results.jsonl
 HELD_OUT = "held_out.jsonl"  # what N completions of each held-out prompt are worth, by evaluation
 SET_KEYS = "set_keys.json"  # the keys of config.yaml that somebody has set: it names all of them
+TOKENIZER = "tokenizer.json"  # of the model, in the folder of a run and of a checkpoint
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of folders in shared memory: of weights, vLLM, verifiers
 
@@ -139,6 +140,13 @@ def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
     return sorted(path.parent for path in Path(run_dir).glob("checkpoints/step-*/controller.json"))
+
+
+def copy_tokenizer(model: str, run_dir: str) -> None:
+    """Put the model's tokenizer into the run's folder, to show tokens before there is a checkpoint."""
+    file, copy = Path(model, TOKENIZER), Path(run_dir, TOKENIZER)
+    if file.is_file() and not copy.exists():
+        shutil.copyfile(file, copy)
 
 
 def kept_at(checkpoint: Path) -> float:

@@ -205,6 +205,7 @@ class Controller:
             batch = replace(build_batch(groups, *settings), publish=publish, steps=steps)
             done = await self._wait_for(self.learner.train(batch), f"learner: optimizer step {step}")
             self.journal.trained(step, minibatch)
+            self.journal.learned(step, groups, batch, done.tokens)
             self.version = done.version
             if minibatch.epoch == 0:
                 self._moments = moments

@@ -25,11 +25,12 @@ from trainer.controller.sampler import IssuedPrompt
 from trainer.controller.turns import Part, Past, joined
 from trainer.jsonl import append, open_to_append, read_lines
 from trainer.run_folder import checkpoints, kept_at
-from trainer.types import Columns, Completion, Group, Prompt, Rollout, split
+from trainer.types import Columns, Completion, Group, Prompt, Rollout, TrainBatch, TrainSequence, split
 
 SEGMENT_GROUPS = 256  # groups of one file
 KEEP_BYTES = 2_000_000_000  # of files that no checkpoint needs; below that they are kept, for analysis
 _ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int32, "sampled": np.bool_}
+LEARNED = "log_ratio", "entropy", "advantage"  # of each token of a `learned` record
 _KINDS = "issued", "turn", "ended", "finished", "scored"  # of the records of a group
 
 
@@ -70,7 +71,8 @@ class Journal:
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         packed = _packed(arrays["token_ids"][0], *(flat for _, flat in arrays.values()))
         columns |= _experts([r.experts for r in group.rollouts])
-        self._append(group.group_id, {"finished": group.group_id} | packed | columns)
+        prompt = {"prompt": group.prompt.text, "task": group.prompt.task, "answer": group.prompt.answer}
+        self._append(group.group_id, {"finished": group.group_id} | packed | columns | prompt)
 
     def scored(self, group: Group) -> None:
         """Record a teacher's scores of a finished group."""
@@ -84,6 +86,19 @@ class Journal:
         ids, aside = ([g.group_id for g in groups] for groups in (minibatch.groups, minibatch.aside))
         span = {"groups": ids} if minibatch.epoch else {"first": min(ids + aside), "last": ids[-1]}
         self._append(min(ids + aside), {"trained": step} | span | ({"aside": aside} if aside else {}))
+
+    def learned(
+        self, step: int, groups: Sequence[Group], batch: TrainBatch, tokens: Mapping[int, NDArray[np.float16]]
+    ) -> None:
+        """Record, for people, each group's advantages and what the learner computed of its tokens (`tokens`
+        as in StepDone). A rollout that the loss left out has neither."""
+        known = {id(s.token_ids): _learned(s, tokens.get(i)) for i, s in enumerate(batch.sequences)}
+        for group in groups:
+            parts = [known.get(id(r.token_ids), np.zeros((3, 0), np.float16)) for r in group.rollouts]
+            means = [float(f"{x[2].mean(dtype=float):.3g}") if x.size else None for x in parts]
+            record = {"learned": group.group_id, "step": step, "advantages": means}
+            packed = _encoded(b"".join(x.tobytes() for x in parts))
+            self._append(group.group_id, record | {"lengths": [x.shape[1] for x in parts], "tokens": packed})
 
     def prune(self, first: int) -> None:
         """Group `first` is the oldest that a checkpoint needs: of the files before its own, delete the oldest
@@ -256,4 +271,31 @@ def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]
         flat: NDArray[Any] = np.frombuffer(data, dtype, count, start)
         columns[name] = record["lengths"], flat
         start += flat.nbytes
+    return columns
+
+
+def _learned(sequence: TrainSequence, tokens: NDArray[np.float16] | None) -> NDArray[np.float16]:
+    """(3, N) LEARNED of a sequence's loss tokens; NaN where the learner said nothing."""
+    advantages = sequence.advantages[sequence.token_weights != 0]
+    said = np.full((2, len(advantages)), np.nan) if tokens is None else tokens
+    return np.concatenate([said, advantages[None]]).astype(np.float16)
+
+
+def unpack_learned(
+    record: Mapping[str, Any], sampled: Sequence[NDArray[np.bool_]]
+) -> dict[str, list[NDArray[np.float32]]]:
+    """LEARNED of each rollout's tokens (T,), NaN where a record says nothing. Empty without a record.
+    `sampled`: the rollouts' tokens that the model sampled."""
+    if not record:
+        return {}
+    lengths, names = record["lengths"], LEARNED
+    flat = np.frombuffer(_decoded(record["tokens"]), np.float16).astype(np.float32)
+    parts = split([n * len(names) for n in lengths], flat)
+    columns: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
+    for part, mask in zip(parts, sampled, strict=True):
+        for name, values in zip(names, part.reshape(len(names), -1), strict=True):
+            full = np.full(len(mask), np.nan, np.float32)
+            if len(values) == mask.sum():
+                full[mask] = values
+            columns[name].append(full)
     return columns

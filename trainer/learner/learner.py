@@ -6,7 +6,7 @@ exchange their statistics, so that all of them step or all of them refuse.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -65,6 +65,7 @@ class Learner:
         self.times = self.model.times = PartTimes(self.ranks.device)
         self._part_seconds: dict[str, float] = {}  # of the step under way
         self._skipped = 0  # steps in a row
+        self.tokens: Mapping[int, NDArray[np.float16]] = {}  # of the last step, as StepDone has them
         self.reference: PolicyModel | None = None
         needs_reference = config.objective.needs_reference
         if needs_reference and not (lora.rank and config.objective.kl.to == "initial"):  # else it is the base
@@ -129,7 +130,7 @@ class Learner:
         self._steps = batch.steps or self.config.pipeline.steps
         with self.clock.state("pack"):
             steps = schedule(batch.sequences, self._token_budget, self.ranks.size)
-        self._part_seconds = {}
+        self._part_seconds, self.tokens = {}, {}
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         metrics["learner/skipped_steps"] = 0.0
         if steps:
@@ -211,6 +212,7 @@ class Learner:
         self._skipped = 0
         with self.clock.state("optimizer"):
             self._update(stats)
+        self.tokens = stats.tokens
         metrics: dict[str, Any] = {"learner/loss": stats.loss, "learner/grad_norm": stats.norm}
         if self.critic is not None:
             metrics |= value_metrics(stats.critic)

@@ -179,7 +179,7 @@ class LearnerService:
             with self._clock.state("publish"):
                 path, self._changed = self._publish(), False
         written = not path or self._weight_files is None or not self._weight_files.behind
-        return StepDone(self._learner.version, path, metrics, written)
+        return StepDone(self._learner.version, path, metrics, written, self._learner.tokens)
 
     def _publish(self) -> str:
         """Write the weights to a file; its path on rank 0. All ranks take part: gathering is a collective."""

@@ -105,6 +105,8 @@ class BatchStats:
     problem: str  # why the numbers are missing, if they are
     critic: Sums  # zeros where there is none
     by_position: NDArray[np.float64]  # how far learner and generator lie apart
+    # (2, N) log ratio to the generator and entropy, nats, of each sequence's loss tokens, by its index.
+    tokens: dict[int, NDArray[np.float16]]
 
     @property
     def norm(self) -> float:
@@ -123,6 +125,7 @@ def rank_stats(
 ) -> BatchStats:  # fmt: skip
     """The sums over a rank's micro-batches, each of whose losses is counted by `replicas` ranks."""
     by_lag, loss, by_position = [], 0.0, np.zeros((len(RANGES), 2))
+    tokens = dict[int, NDArray[np.float16]]()
     # These are of the objective's own ratio, which is not to the generator where the anchor is recomputed.
     reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 + has_kl], 0.0)
     for m, out in outputs:
@@ -131,11 +134,18 @@ def rank_stats(
             logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
             positions = m.position_ids[m.rows] + 1
             by_position += sums_by_position(np.abs(logprobs - m.logprobs_gen), positions)
+            tokens |= _by_owner(np.stack([logprobs - m.logprobs_gen, entropy]), m.owners)
             by_lag.append(stats_by_lag(logprobs, m.logprobs_gen, entropy, version - m.versions))
             for name in reported:
                 reported[name] += len(logprobs) * float(out.stats[name])
     problem = next((out.problem for _, out in outputs if out.problem), "")
-    return BatchStats(loss, squared_norm, merge(by_lag), reported, problem, critic, by_position)
+    return BatchStats(loss, squared_norm, merge(by_lag), reported, problem, critic, by_position, tokens)
+
+
+def _by_owner(values: NDArray[np.float32], owners: NDArray[np.int64]) -> dict[int, NDArray[np.float16]]:
+    """(2, N) values by the sequence that owns them, whose tokens are consecutive."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return dict(zip(owners[starts].tolist(), np.split(values.astype(np.float16), starts[1:], 1), strict=True))
 
 
 def total(stats: Sequence[BatchStats]) -> BatchStats:
@@ -148,6 +158,7 @@ def total(stats: Sequence[BatchStats]) -> BatchStats:
         next((s.problem for s in stats if s.problem), ""),
         np.sum([s.critic for s in stats], 0),
         np.sum([s.by_position for s in stats], 0),
+        {owner: tokens for s in stats for owner, tokens in s.tokens.items()},
     )
 
 

@@ -51,6 +51,12 @@ def test_ratio_is_one_on_the_models_own_logprobs(model_dir: str) -> None:
     own = tuple(replace(s, logprobs_gen=x.logprobs) for s, x in zip(batch, scores, strict=True))
     metrics = one.train(TrainBatch(1, own, {}))
     assert abs(metrics["ratio/max"] - 1) < 1e-4 and abs(metrics["ratio/min"] - 1) < 1e-4
+    for i, s in enumerate(own):  # each loss token's log ratio and entropy, as the journal gets them
+        weighted = int((s.token_weights != 0).sum())
+        tokens = one.tokens.get(i, np.zeros((2, 0)))
+        assert tokens.shape == (2, weighted) and abs(tokens[0]).max(initial=0) < 1e-4
+    entropies = np.concatenate([x[1] for x in one.tokens.values()])
+    assert entropies.mean(dtype=float) == pytest.approx(metrics["learner/entropy"], rel=1e-3)
     assert abs(metrics["kl/k1"]) < 1e-5 and metrics["ratio/ess"] == pytest.approx(1, abs=1e-6)
 
 

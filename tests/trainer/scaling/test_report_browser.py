@@ -3,14 +3,13 @@
 Skipped where there is no Chromium; SIGMOID_RL_REQUIRE_BROWSER=1 (.ci/run sets it) makes that a failure.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import browser
 import pytest
 from report_folder import EPISODE, HOSTILE, LAW, report_run, write_run
 
@@ -18,10 +17,6 @@ from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.report.page import page
 from trainer.scaling.report.run import Run, run_of_folder
 
-START = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 FIGURES = ("curves", "efficiency", "forecast", "train/pass_rate", "learner/entropy", "lag/mean")
 PHONE = {"width": 375, "height": 800}
 
@@ -29,20 +24,8 @@ PHONE = {"width": 375, "height": 800}
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser with a fresh profile."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    why = "" if path else "there is no Chromium; Debian's package is `chromium`"
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as e:
-        why = f"{e}; pip install -r requirements/tests.txt"
-    if why:
-        if os.environ.get("SIGMOID_RL_REQUIRE_BROWSER") == "1":
-            pytest.fail(f"SIGMOID_RL_REQUIRE_BROWSER=1, but {why}")
-        pytest.skip(why)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(START))
-        yield browser
-        browser.close()
+    with browser.chromium() as launched:
+        yield launched
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,260 @@
+"""The groups in a run's journal: a summary of each in memory, and its tokens read when they are looked at.
+
+The journal is read once, in small parts, and from then on only what has been added. Tokens and texts stay in
+the files: 10,000 groups of 16 completions would be gigabytes.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOKENS = b'"tokens": "'  # before the packed tokens in a line
+PART = 1 << 22  # bytes of the journal that are read at once
+SEARCH_S = 0.15  # longest search of one request; the next one goes on
+LISTS = "reward", "outcome", "truncated", "interrupted"  # fields of a finished group that the summary has
+
+
+class NoGroupError(LookupError):
+    """The journal holds no such group."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """The summary of a group. Lists are by rollout."""
+
+    group_id: int
+    prompt_id: str = ""
+    epoch: int = 0
+    step: int = 0  # that trained on it; 0: none yet
+    aside: bool = False  # counted, but not trained on
+    prompt: str = ""
+    task: str = ""
+    answer: Any = None
+    lengths: Sequence[int] = ()  # tokens
+    rewards: Sequence[float] = ()
+    outcomes: Sequence[str] = ()
+    truncated: Sequence[bool] = ()
+    interrupted: Sequence[bool] = ()
+    advantages: Sequence[float | None] = ()  # None: not trained on; empty: not known
+    # File, start and length in bytes of its lines; empty until it is finished.
+    finished: tuple[Path, int, int] | None = None
+    learned: tuple[Path, int, int] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The group as the table has it."""
+        return {
+            "id": self.group_id, "step": self.step, "aside": self.aside, "task": self.task,
+            "prompt": self.prompt[:160] or self.prompt_id, "rewards": self.rewards,
+            "outcomes": self.outcomes, "lengths": self.lengths, "truncated": self.truncated,
+            "interrupted": self.interrupted, "advantages": self.advantages,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The groups that are asked for: those with a rollout that meets all conditions on rollouts."""
+
+    task: str = ""
+    steps: tuple[int, int] | None = None  # first and last
+    outcome: str = ""
+    interrupted: bool | None = None
+    # Lowest and highest value; None: no bound.
+    reward: tuple[float | None, float | None] = (None, None)
+    length: tuple[float | None, float | None] = (None, None)
+    advantage: tuple[float | None, float | None] = (None, None)
+    text: str = ""  # in the prompt, a completion or a turn, whatever its case
+    order: str = "newest"
+
+    def matches(self, entry: Entry) -> bool:
+        """True if the group meets all conditions but that on its text."""
+        if self.task and entry.task != self.task:
+            return False
+        if self.steps and not self.steps[0] <= entry.step <= self.steps[1]:
+            return False
+        return not self.asks_rollouts or any(self._meets(entry, i) for i in range(len(entry.rewards)))
+
+    @property
+    def asks_rollouts(self) -> bool:
+        """True if there is a condition on a single rollout."""
+        bounds = (*self.reward, *self.length, *self.advantage)
+        return bool(self.outcome) or self.interrupted is not None or any(b is not None for b in bounds)
+
+    def _meets(self, entry: Entry, i: int) -> bool:
+        if self.outcome and entry.outcomes[i] != self.outcome:
+            return False
+        if self.interrupted is not None and entry.interrupted[i] != self.interrupted:
+            return False
+        advantage = entry.advantages[i] if entry.advantages else None
+        numbers = (
+            (entry.rewards[i], self.reward),
+            (entry.lengths[i], self.length),
+            (advantage, self.advantage),
+        )
+        return all(_within(value, bounds) for value, bounds in numbers)
+
+
+ORDERS: dict[str, tuple[Any, bool]] = {  # key, and whether the largest comes first
+    "newest": (lambda e: (e.step or 1 << 40, e.group_id), True),
+    "oldest": (lambda e: (e.step or 1 << 40, e.group_id), False),
+    "lowest reward": (lambda e: (sum(e.rewards) / max(1, len(e.rewards)), e.group_id), False),
+    "highest reward": (lambda e: (sum(e.rewards) / max(1, len(e.rewards)), e.group_id), True),
+    "longest": (lambda e: (max(e.lengths, default=0), e.group_id), True),
+}
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """The journal of a run, as far as it has been read."""
+
+    folder: Path
+    entries: dict[int, Entry] = field(default_factory=dict)
+    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that are read, and all that there are."""
+        return sum(self.read.values()), sum(path.stat().st_size for path in self._files())
+
+    def update(self, seconds: float) -> bool:
+        """Read on for so long at most; True if all is read. The newest files come first at the beginning."""
+        end = time.monotonic() + seconds
+        for path in reversed(self._files()):
+            while self._read_part(path):
+                if time.monotonic() > end:
+                    return False
+        return True
+
+    def page(self, query: Query, start: int, count: int) -> dict[str, Any]:
+        """Up to `count` rows from place `start` in the order; `next`: the place to go on from, or None."""
+        key, largest_first = ORDERS[query.order]
+        chosen = [e for e in list(self.entries.values()) if e.finished and query.matches(e)]
+        chosen.sort(key=key, reverse=largest_first)
+        rows, place, end = list[dict[str, Any]](), start, time.monotonic() + SEARCH_S
+        while place < len(chosen) and len(rows) < count and (not query.text or time.monotonic() < end):
+            entry = chosen[place]
+            if not query.text or self._has_text(entry, query.text.lower()):
+                rows.append(entry.row())
+            place += 1
+        total = None if query.text else len(chosen)
+        return {"rows": rows, "next": place if place < len(chosen) else None, "total": total,
+                "searched": place, "candidates": len(chosen)}  # fmt: skip
+
+    def tasks(self) -> list[str]:
+        """The tasks of the groups, in alphabetical order."""
+        return sorted({entry.task for entry in list(self.entries.values())} - {""})
+
+    def record(self, group_id: int) -> tuple[Entry, dict[str, Any], dict[str, Any]]:
+        """A finished group: its summary, its record, and what the learner said of it ({}: nothing)."""
+        entry = self.entries.get(group_id)
+        if entry is None or entry.finished is None:
+            raise NoGroupError(f"the journal holds no finished group {group_id}")
+        learned = json.loads(_line(entry.learned)) if entry.learned else {}
+        return entry, json.loads(_line(entry.finished)), learned
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def _read_part(self, path: Path) -> bool:
+        """Read the next lines of a file; False at its end, where a half-written line may stand."""
+        place = self.read.get(path, 0)
+        try:
+            if path.stat().st_size == place:
+                return False
+            with path.open("rb") as file:
+                file.seek(place)
+                data = file.read(PART)
+                if b"\n" not in data:  # a line of a long group, or one that is being written
+                    data += file.readline()
+        except FileNotFoundError:  # the journal has been pruned meanwhile
+            return False
+        whole = data.rfind(b"\n") + 1
+        for start, line in _lines(data[:whole]):
+            self._take(line, (path, place + start, len(line)))
+        self.read[path] = place + whole
+        return whole > 0
+
+    def _entry(self, group_id: int) -> Entry:
+        return self.entries.setdefault(group_id, Entry(group_id))
+
+    def _take(self, line: bytes, place: tuple[Path, int, int]) -> None:
+        """Take in a record; those of turns are part of the finished group."""
+        if line.startswith(b'{"finished"'):
+            self._finished(json.loads(_without_tokens(line)), place)
+        elif line.startswith(b'{"issued"'):
+            record = json.loads(line)
+            self.entries[record["issued"]] = Entry(record["issued"], record["prompt_id"], record["epoch"])
+        elif line.startswith(b'{"trained"'):
+            self._trained(json.loads(line))
+        elif line.startswith(b'{"learned"'):
+            record = json.loads(_without_tokens(line))
+            entry = self._entry(record["learned"])
+            entry.learned, entry.advantages = place, record["advantages"]
+
+    def _finished(self, record: Mapping[str, Any], place: tuple[Path, int, int]) -> None:
+        entry = self._entry(record["finished"])
+        entry.lengths, entry.finished = record["lengths"], place
+        entry.rewards, entry.outcomes, entry.truncated, entry.interrupted = (record[x] for x in LISTS)
+        entry.prompt, entry.task = record.get("prompt", ""), record.get("task", "")
+        entry.answer = record.get("answer")
+
+    def _trained(self, record: Mapping[str, Any]) -> None:
+        aside = set(record.get("aside", ()))
+        ids = record.get("groups") or range(record["first"], record["last"] + 1)
+        for group_id in {*ids, *aside}:
+            entry = self._entry(group_id)
+            entry.step, entry.aside = entry.step or record["trained"], group_id in aside
+
+    def _has_text(self, entry: Entry, needle: str) -> bool:
+        """True if a text of the group holds the needle, which is in lower case."""
+        assert entry.finished
+        data = _without_tokens(_line(entry.finished))
+        written = json.dumps(needle, ensure_ascii=False)[1:-1].encode()
+        if needle.isascii() and written not in data.lower():  # other letters have cases that bytes lack
+            return False
+        return any(needle in text.lower() for text in _texts(json.loads(data)))
+
+
+def _within(value: float | None, bounds: tuple[float | None, float | None]) -> bool:
+    low, high = bounds
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Each whole line with the place where it starts."""
+    start = 0
+    for line in data.split(b"\n")[:-1]:
+        yield start, line
+        start += len(line) + 1
+
+
+def _without_tokens(line: bytes) -> bytes:
+    """The line with no packed tokens: parsing them takes most of the time."""
+    start = line.find(TOKENS)
+    if start < 0:
+        return line
+    start += len(TOKENS)
+    return line[:start] + line[line.index(b'"', start) :]
+
+
+def _line(place: tuple[Path, int, int]) -> bytes:
+    """The line at a place of the journal; NoGroupError if the file is gone."""
+    path, start, length = place
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except FileNotFoundError as e:
+        raise NoGroupError(f"{path.name} of the journal has been deleted: its groups are too old") from e
+
+
+def _texts(record: Mapping[str, Any]) -> Iterator[str]:
+    """All texts of a finished group."""
+    yield record.get("prompt", "")
+    yield from record["text"]
+    for episode in record.get("episode", ()):
+        for turn in episode.get("turns", ()):
+            yield str(turn.get("content") or "")

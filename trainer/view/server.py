@@ -1,0 +1,168 @@
+"""The HTTP side: a page, and JSON that it asks for. Only with the token, from this machine, and reading.
+
+No path of a request reaches the file system: runs are numbers, groups are numbers in an index.
+"""
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from trainer.config import ConfigError
+from trainer.view.page import live_page, report_page
+from trainer.view.rollouts import ORDERS, NoGroupError, Query
+from trainer.view.state import RunState
+from trainer.view.tokens import group_view
+
+READ_S = 0.05  # of the journal at once, between requests
+LOOK_S = 1.0  # between looks for something new
+REPORT_S = 10.0  # least time between two drawings of the curve
+ROWS = 50  # of the table in one answer
+HEADERS = {
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+    "X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin",
+}  # fmt: skip
+INTERRUPTED = {"": None, "1": True, "0": False}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class View:
+    """Serves some runs to a browser that brings the token."""
+
+    def __init__(self, runs: Sequence[RunState], token: str, port: int) -> None:
+        self.runs, self.token, self.port = runs, token, port
+        self.cookie = f"sigmoid-rl-{port}"  # cookies do not know ports
+        self._pool = ThreadPoolExecutor(1)  # one drawing at a time
+        self._report, self._drawn, self._of = "", 0.0, 0  # page, when, of how many evaluations and steps
+
+    def application(self) -> web.Application:
+        """The routes, behind the token."""
+        application = web.Application(middlewares=[self._guard])
+        routes = {"/": self._page, "/api/runs": self._runs, "/api/groups": self._groups,
+                  "/api/group": self._group, "/report": self._draw}  # fmt: skip
+        application.add_routes([web.get(path, handler) for path, handler in routes.items()])
+        return application
+
+    async def follow(self) -> None:
+        """Read what the runs write, a little at a time, for ever."""
+        while True:
+            done = [await self._read(run) for run in self.runs]
+            await asyncio.sleep(LOOK_S if all(done) else 0.005)
+
+    async def _read(self, run: RunState) -> bool:
+        return await asyncio.to_thread(run.rollouts.update, READ_S)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what has no token, or comes by another name (DNS rebinding)."""
+        if request.host not in (f"127.0.0.1:{self.port}", f"localhost:{self.port}"):
+            return _refuse(403, f"expected 127.0.0.1:{self.port} as the host")
+        asked, known = request.query.get("token", ""), request.cookies.get(self.cookie, "")
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not any(secrets.compare_digest(self.token.encode(), x.encode()) for x in (asked, known, bearer)):
+            return _refuse(
+                403, "the token is missing or wrong; open the address that `sigmoid-rl view` printed"
+            )
+        answer: web.StreamResponse
+        if asked:  # out of the address, into a cookie; the part after # stays
+            answer = web.Response(status=303, headers={"Location": "/"})
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict")
+        else:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as e:
+                answer = _refuse(e.status, e.reason)
+            except (ConfigError, NoGroupError, ValueError) as e:
+                answer = _refuse(400, str(e))
+        answer.headers.update(HEADERS)
+        return answer
+
+    async def _page(self, request: web.Request) -> web.Response:
+        text, policy = live_page()
+        headers = {"Content-Security-Policy": policy}
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        for run in self.runs:
+            run.update()
+        return web.json_response({"runs": [run.view() for run in self.runs]})
+
+    async def _groups(self, request: web.Request) -> web.Response:
+        run, query = self._run(request), query_of(request.query)
+        page = await asyncio.to_thread(run.rollouts.page, query, _number(request, "start"), ROWS)
+        return web.json_response(page)
+
+    async def _group(self, request: web.Request) -> web.Response:
+        run, only = self._run(request), request.query.get("rollout")
+        entry, record, learned = run.rollouts.record(_number(request, "id"))
+        number = None if only is None else _number(request, "rollout")
+        if number is not None and number >= len(entry.lengths):
+            raise NoGroupError(f"group {entry.group_id} has {len(entry.lengths)} rollouts, from 0")
+        start = _number(request, "start")
+        view = await asyncio.to_thread(group_view, run.folder, entry, record, learned, start, number)
+        return web.json_response(view)
+
+    async def _draw(self, request: web.Request) -> web.Response:
+        """The curve and all charts, drawn anew once something has come and some time has passed."""
+        for run in self.runs:
+            run.update()
+        size = sum(run.step + run.evaluations for run in self.runs)
+        if not self._report or (size != self._of and time.monotonic() - self._drawn > REPORT_S):
+            self._of, self._drawn = size, time.monotonic()
+            folders = [run.folder for run in self.runs]
+            loop = asyncio.get_running_loop()
+            self._report = await loop.run_in_executor(self._pool, report_page, folders)
+        return web.Response(text=self._report, content_type="text/html")
+
+    def _run(self, request: web.Request) -> RunState:
+        number = _number(request, "run")
+        if number >= len(self.runs):
+            raise NoGroupError(f"there are {len(self.runs)} runs, from 0")
+        return self.runs[number]
+
+
+def query_of(values: Any) -> Query:
+    """The filters in an address; ValueError for one that cannot be read."""
+    numbers: dict[str, float | None] = {}
+    for name in ("reward", "length", "advantage"):
+        for end in ("min", "max"):
+            raw = values.get(f"{name}_{end}", "")
+            numbers[f"{name}_{end}"] = float(raw) if raw else None
+    first, _, last = values.get("step", "").replace("–", "-").partition("-")
+    steps = (int(first), int(last or first)) if first.strip() else None
+    if (order := values.get("order") or "newest") not in ORDERS:
+        raise ValueError(f"order: expected one of {', '.join(ORDERS)}")
+    if (asked := values.get("interrupted", "")) not in INTERRUPTED:
+        raise ValueError(f"interrupted: expected 1 or 0, given {asked[:40]!r}")
+    bounds = {x: (numbers[f"{x}_min"], numbers[f"{x}_max"]) for x in ("reward", "length", "advantage")}
+    return Query(
+        task=values.get("task", ""), steps=steps, outcome=values.get("outcome", ""), order=order,
+        interrupted=INTERRUPTED[asked], text=values.get("text", ""), **bounds,
+    )  # fmt: skip
+
+
+def _number(request: web.Request, name: str) -> int:
+    raw = request.query.get(name, "0")
+    if not raw.isascii() or not raw.isdecimal() or len(raw) > 12:
+        raise ValueError(f"{name}: expected a number from 0, given {raw[:40]!r}")
+    return int(raw)
+
+
+def _refuse(status: int, text: str) -> web.Response:
+    return web.json_response({"error": text}, status=status)
+
+
+async def serve(view: View, listener: socket.socket) -> None:
+    """Serve until the task is cancelled."""
+    runner = web.AppRunner(view.application(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    try:
+        await view.follow()
+    finally:
+        await runner.cleanup()
