@@ -58,11 +58,13 @@ CEILINGS = {
     # 17 a teacher behind a URL
     # 19 forward KL over a teacher's top-k
     # 8 one card
+    # 15 `view`
     "trainer": 2_171,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
+    # 33 what the learner said of tokens, in the journal
     "controller": 2_939,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_767,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
@@ -74,7 +76,7 @@ CEILINGS = {
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
-    "learner": 2_458,  # 9 of tokens; 9 each token's ratio and entropy; 54 experts
+    "learner": 2_458,  # 9 each token's ratio and entropy; 54 experts
     "models": 400,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
@@ -87,6 +89,7 @@ CEILINGS = {
     # 138 tables of any shape, consoles and notebooks
     "scaling": 5_898,
     "evaluate": 433,
+    "view": 691,  # the page of runs while they train
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 3_938,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
     "tests": 27_347,
