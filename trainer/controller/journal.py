@@ -242,8 +242,9 @@ def _packed(lengths: Sequence[int], *arrays: NDArray[Any]) -> dict[str, Any]:
     return {"lengths": lengths, "tokens": _encoded(tokens)}
 
 
-def _encoded(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 1)).decode()
+def _encoded(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
+    compressor = zlib.compressobj(1, strategy=strategy)
+    return base64.b64encode(compressor.compress(data) + compressor.flush()).decode()
 
 
 def _decoded(text: str) -> bytes:
@@ -254,7 +255,10 @@ def _experts(by_rollout: Sequence[NDArray[Any] | None]) -> dict[str, Any]:
     """The experts of a group's rollouts, or of a turn, as a record has them: width, type and bytes."""
     if all(x is None for x in by_rollout):
         return {}
-    packed = [x if x is None else [x.shape[1], x.dtype.str, _encoded(x.tobytes())] for x in by_rollout]
+    huffman = zlib.Z_HUFFMAN_ONLY  # a search for repeated ids would take twice as long and find none
+    packed = [
+        x if x is None else [x.shape[1], x.dtype.str, _encoded(x.tobytes(), huffman)] for x in by_rollout
+    ]
     return {"experts": packed}
 
 
