@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "scaling": {"shared", "accounting"},
     "engines": {"shared", "models"},
     "learner": {"shared", "accounting", "models", "kernels"},
-    "controller": 2_976{"shared", "engines", "verifiers", "environments", "kernels"},
+    "controller": {"shared", "engines", "verifiers", "environments", "kernels"},
     "launcher": {"shared", "accounting", "models", "scaling"},
     "sweep": {"shared", "accounting", "scaling"},  # it starts `python -m trainer.main`, imports none of it
     "evaluate": {"shared", "accounting", "scaling", "models", "launcher"},
