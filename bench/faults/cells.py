@@ -14,6 +14,10 @@ SFT = "--objective.loss sft --objective.advantage_norm none --pipeline.scheme pp
 SFT += " --objective.aggregation token --pipeline.minibatches 2"
 TEACHER = "--objective.kl.to tiny --objective.kl.place as_advantage --objective.kl.estimator k1"
 TEACHER += " --objective.kl.coefficient 1 --objective.advantage_norm none"
+SERVER, MIXTURE = "SERVER", "MIXTURE"  # words that stand for a server's URL, and a model's folder
+SERVED = TEACHER.replace("tiny", SERVER) + " --objective.kl.api_key_env SIGMOID_RL_TOKEN"
+SERVED += " --objective.kl.deadline_s 8"
+EXPERTS = f"--model.path {MIXTURE} --model.replay_experts true"
 TOP_K = "--objective.kl.to tiny --objective.kl.top_k 5 --objective.kl.coefficient 1"
 GUESS = "trainer.environments.guess"
 EPISODES = f"--data.source {GUESS}:rows --data.size 80 --engine.max_new_tokens 32"
@@ -42,6 +46,9 @@ OTHER_RUNS = {
     "learner, SFT": ("learner", SFT, ("training", "evaluating")),
     "learner, teacher": ("learner", TEACHER, ("scoring", "training")),
     "learner, top-k": ("learner", TOP_K, ("training",)),
+    "teacher's server": ("teacher", SERVED, ("generating", "training")),
+    "controller, experts": ("controller", EXPERTS, ("training",)),
+    "engine, experts": ("engine", EXPERTS, ("generating",)),
     "environment": ("verifier worker", EPISODES, ("generating", "evaluating")),
     "environments' fork server": ("fork server", EPISODES, ("generating", "evaluating")),
 }
@@ -51,7 +58,7 @@ CULPRITS = {
     "fork server": ("verif",),
     "verifier worker": ("verif",),
 }
-FATAL = ("launcher", "controller", "learner", "learner-1")  # whose death ends the run, to be resumed
+FATAL = ("launcher", "controller", "learner", "learner-1", "teacher")  # whose death ends the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +105,5 @@ def all_cells() -> list[Cell]:
     cells += [Cell("learner", "training", NAN), Cell("engine", "generating", INF)]
     cells += [Cell(VLLM, phase, fault) for fault in (KILLED, FROZEN) for phase in EVERY_RUN]
     cells += [Cell(role, phase, KILLED) for role, (_, _, phases) in OTHER_RUNS.items() for phase in phases]
-    return cells + [Cell("environment", phase, FROZEN) for phase in OTHER_RUNS["environment"][2]]
+    others = ("environment", "teacher's server")
+    return cells + [Cell(role, phase, FROZEN) for role in others for phase in OTHER_RUNS[role][2]]

@@ -16,12 +16,14 @@ from threading import Thread
 from typing import IO
 
 from bench.faults import machine
+from bench.faults.cells import MIXTURE, SERVER
 from bench.harness import ROOT
 from trainer.jsonl import read_lines
 
 INJECT = Path(__file__).parent / "inject"
 DEADLINE_S = 20  # pipeline.deadline_s
-START_DEADLINE_S = 120
+START_DEADLINE_S = 120  # pipeline.start_deadline_s, of each part of a start
+STARTED_S = 480  # for all of them: vLLM's take more than 120 s on cores with others' work
 PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
 
 
@@ -50,6 +52,39 @@ def command(folder: Path, more: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "trainer.main", *settings, *more]
 
 
+def mixture(folder: Path) -> Path:
+    """A random mixture of 2 of 16 experts with the tokenizer of `tiny`, in `folder`; made once."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    from trainer.models.tiny import make_tokenizer
+
+    if not (path := folder / "mixture").exists():
+        tokenizer = make_tokenizer()
+        config = Qwen3MoeConfig(
+            vocab_size=len(tokenizer), hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, num_experts=16, num_experts_per_tok=2,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return path
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A server of the model `tiny`, a teacher, as the leader of a process group; and its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["-m", "trainer.serve", "tiny", "--port", str(port), "--out", str(folder / "server")]
+    server = subprocess.Popen([sys.executable, *words], cwd=ROOT, start_new_session=True)
+    end = time.monotonic() + STARTED_S
+    while time.monotonic() < end and server.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            break
+        time.sleep(0.2)
+    return server, f"http://127.0.0.1:{port}"
+
+
 class Run:
     """A run in `folder`/run; `mark` tells its processes from all others."""
 
@@ -57,6 +92,13 @@ class Run:
         self.folder, self.dir, self.mark = folder, folder / "run", folder.name
         self.entered: Counter[tuple[str, str]] = Counter()  # (role, state) -> how often
         self.lines: list[tuple[float, str]] = []  # what the run has printed, and when
+        self.server: subprocess.Popen[bytes] | None = None  # of a teacher
+        os.environ.setdefault("SIGMOID_RL_TOKEN", "token")
+        if SERVER in more:
+            self.server, url = start_server(folder)
+            more = tuple(url if word == SERVER else word for word in more)
+        if MIXTURE in more:
+            more = tuple(str(mixture(folder)) if word == MIXTURE else word for word in more)
         address = str(folder / "states")
         Path(address).unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -114,6 +156,8 @@ class Run:
         """The process of a role; 0 if there is none."""
         if role == "launcher":
             return self.process.pid
+        if role == "teacher" and self.server:
+            return -self.server.pid  # its process group
         if role in ("fork server", "verifier worker"):
             server, workers = machine.verifiers(self.mark)
             return server if role == "fork server" else min(workers, default=0)
@@ -148,5 +192,9 @@ class Run:
             self.process.send_signal(signal.SIGKILL)
         machine.kill_all(self.mark)
         self.process.wait()
+        if self.server:
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                self.signal("teacher", number)
+            self.server.wait()
         self._socket.close()
         self._threads[1].join(5)

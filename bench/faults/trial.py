@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.faults import ledger_check, machine
 from bench.faults.cells import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
-from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, Run
+from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, STARTED_S, Run
 from bench.harness import Row
 
 GRACE_S = 25.0  # beyond the deadline, for the launcher to end what is left
@@ -73,9 +73,9 @@ def _reach(cell: Cell, run: Run, rng: random.Random, steps: int) -> bool:
     if cell.phase == "start-up":
         reached = run.until(lambda: run.pid("controller"), 60)
     elif cell.phase == "ending":
-        reached = run.until(lambda: run.printed(rf"\] evaluation at step {steps}:"), 120)
+        reached = run.until(lambda: run.printed(rf"\] evaluation at step {steps}:"), STARTED_S)
     else:
-        if not run.until(lambda: run.printed(r"\] training \.\.\."), START_DEADLINE_S):
+        if not run.until(lambda: run.printed(r"\] training \.\.\."), STARTED_S):
             return False
         if not run.until(lambda: run.entered["learner", "optimizer"] >= rng.randint(1, 3), 60):
             return False
@@ -168,7 +168,7 @@ def audit(folder: Path, flags: tuple[str, ...]) -> Row:
     steps = _steps(folder) + MORE_STEPS
     run = Run(folder, (*flags, "--pipeline.steps", str(steps)), {})
     try:
-        run.until(lambda: False, START_DEADLINE_S + 60)
+        run.until(lambda: False, STARTED_S + 60)
         code, line, orphans = run.process.poll(), run.error, sorted(run.survivors(5).values())
     finally:
         run.close()

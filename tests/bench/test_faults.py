@@ -1,6 +1,8 @@
 """Promises of the fault matrix: it sees what is wrong, and a sample of its cells has no failure."""
 
+import random
 from argparse import Namespace
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from fakes import group, prompts
 from logs import write_jsonl
 
-from bench.faults import ledger_check, matrix, soak
+from bench.faults import ledger_check, matrix, soak, trial
 from bench.faults.cells import FROZEN, INF, KILLED, NAN, Cell, all_cells
 from bench.faults.soak import describe, growth
 from trainer.controller.journal import Journal
@@ -107,9 +109,22 @@ def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit(
     assert cells == [role, "killed", "1 in 1 of 7 phases", *ended, "1.0 (1.0)", str(violated)]
 
 
+def test_a_run_whose_parts_each_start_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's on busy cores: it trains after 300 s, though no part of its start took START_DEADLINE_S."""
+    waits = list[float]()
+
+    def until(condition: Any, seconds: float) -> bool:
+        waits.append(seconds)
+        return seconds > 300 or len(waits) > 1
+
+    monkeypatch.setattr(trial.time, "sleep", lambda seconds: None)
+    run: Any = Namespace(until=until, entered=Counter())
+    assert trial._reach(Cell("engine", "generating", KILLED), run, random.Random(0), 8) and len(waits) == 4
+
+
 def test_every_cell_is_tried_once_a_run() -> None:
     names = [cell.name for cell in all_cells()]
-    assert len(set(names)) == len(names) == 153
+    assert len(set(names)) == len(names) == 159
     tried = dict(matrix.cases(Namespace(only="controller, training", runs=2)))
     assert list(tried)[:2] == ["controller, training, killed, 1", "controller, training, killed, 2"]
     assert len(tried) == 4
