@@ -96,6 +96,7 @@ else:
         package_data={
             "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],
             "trainer.models": ["tiny_model/*"],
+            "trainer.scaling.curve": ["population.json"],
             "trainer.scaling.report": ["page.*", "samples.html"],
             "trainer.evaluate": ["page.html"],
             "trainer.view": ["page.html"],

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import logit, softmax
 
 from trainer.config import ConfigError
-from trainer.scaling.curve.average import DEFAULT, LAWS, LawPrior, Prior, average, mixture
+from trainer.scaling.curve.average import DEFAULT, EXTREME, LAWS, LawPrior, Prior, average, mixture
 from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.random_effects import effects, mixture_moments
@@ -32,7 +32,6 @@ SEEN_SHARE = 0.5  # of their compute, from which finished runs are forecast; the
 ANY_B = (0.5, 1.0)  # of log B, before any run
 NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
 LIKELY = 0.02  # probability from which a law says something of its shape; without it forecasts are worse
-EXTREME = 0.003  # rewards nearer to 0 or 1 are taken for these: their odds are hardly known
 SPREADS, USUAL_SPREAD = np.geomspace(0.03, 1.0, 15), 0.3  # between runs: log-uniform times a half-normal
 
 
@@ -172,7 +171,8 @@ def prior_of_kind(earlier: Earlier) -> Prior:
         laws.append(LawPrior(of_laws[i], shape))
     of_transients = shares(lambda prior: [t.probability for t in prior.transients])
     transients = (replace(t, probability=p) for t, p in zip(before.transients, of_transients, strict=True))
-    return replace(before, laws=tuple(laws), transients=tuple(transients))
+    gain = before.gain / (1 + len(groups))  # they say themselves how runs like them go on
+    return replace(before, laws=tuple(laws), transients=tuple(transients), gain=gain)
 
 
 def _random_effect(

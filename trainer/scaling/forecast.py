@@ -22,11 +22,12 @@ import numpy as np
 from trainer.config.forecast import StopRule
 from trainer.scaling.curve.average import DEFAULT, MIN_GAIN
 from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
-from trainer.scaling.curve.points import MIN_FORECAST, MIN_POINTS, last_error
+from trainer.scaling.curve.points import MIN_FORECAST, last_error
 from trainer.scaling.curve.shape import UNLIKELY
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
 
+CARRIED = 5  # evaluations whose mean is carried on, to compare with
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
 Recommendation = Literal["investigate", "stop", "continue", "none"]
@@ -190,8 +191,10 @@ class Backtest:
     points: int  # evaluations up to there, R0 not counted
     end: ScoredForecast  # the last evaluation
     last_quarter: tuple[ScoredForecast, ...]  # of the compute, the end included
+    level: ScoredForecast  # the mean of the last quarter's evaluations
+    carried: float  # mean of the last evaluations seen, a quarter of them and CARRIED at most
     identified: bool  # whether the evaluations up to `seen` identified the ceiling
-    predictable: bool  # False: the reward had not risen or had fallen, and a forecast would not be shown
+    predictable: bool  # False: the reward had fallen, and a forecast would not be shown
     flags: tuple[str, ...]  # of the fit
 
 
@@ -209,20 +212,22 @@ def backtest(
     limit = SEEN_SHARE * last if until is None else until
     first = tuple(p for p in curve.points if p.compute <= limit)
     later = [p for p in curve.points[len(first) :] if p.compute >= 0.75 * last]
-    if len(first) < (MIN_POINTS if curve.R0 is None else MIN_FORECAST) or not later:
-        return None
     seen = replace(curve, points=first)
+    if not first or len(first) + (curve.R0 is not None) < MIN_FORECAST or not later:
+        return None
     fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)
+    noisy = [replace(p, pass_rate_se=last_error([*curve.points, p])) for p in later]
     scored = tuple(
-        ScoredForecast(
-            p.compute, fit.evaluation(replace(p, pass_rate_se=last_error([*curve.points, p]))),
-            p.pass_rate, p.pass_rate_se,
-        )
-        for p in later
-    )  # fmt: skip
-    return Backtest(
-        first[-1].compute, len(first), scored[-1], scored, fit.identified, fit.has_forecast, fit.flags
+        ScoredForecast(p.compute, fit.evaluation(n), p.pass_rate, p.pass_rate_se)
+        for p, n in zip(later, noisy, strict=True)
     )
+    measured, rewards = mean_point(later), [p.pass_rate for p in seen.evaluations]
+    level = ScoredForecast(last, fit.level(noisy), measured.pass_rate, measured.pass_rate_se)
+    carried = float(np.mean(rewards[-max(1, min(CARRIED, len(rewards) // 4)) :]))
+    return Backtest(
+        first[-1].compute, len(first), scored[-1], scored, level, carried, fit.identified, fit.has_forecast,
+        fit.flags,
+    )  # fmt: skip
 
 
 def error_at_2x(test: Backtest | None) -> float | None:
@@ -241,8 +246,9 @@ class Summary:
     bias: float  # median of measured − predicted: above 0, forecasts were too low
     coverage: float  # share of the intervals of the end that hold what was measured
     width: float  # median, of these intervals
-    quarter_error: float  # median over runs, of the mean |error| in the last quarter
-    quarter_coverage: float  # mean over runs, of the share held there
+    level_error: float  # median |error| of the last quarter's mean
+    carried_error: float  # the same, of the last evaluations carried on
+    level_coverage: float  # share of the intervals of the last quarter's mean that hold it
 
 
 def summarize(tests: Sequence[Backtest | None]) -> Summary:
@@ -253,7 +259,6 @@ def summarize(tests: Sequence[Backtest | None]) -> Summary:
         return float((np.mean if mean else np.median)(values)) if shown else float("nan")
 
     ends = [test.end for test in shown]
-    quarters = [test.last_quarter for test in shown]
     return Summary(
         runs=len(tests),
         forecast=len(shown),
@@ -262,6 +267,7 @@ def summarize(tests: Sequence[Backtest | None]) -> Summary:
         bias=over_runs([end.error for end in ends]),
         coverage=over_runs([end.inside for end in ends], mean=True),
         width=over_runs([end.predicted.high - end.predicted.low for end in ends]),
-        quarter_error=over_runs([float(np.mean([abs(s.error) for s in q])) for q in quarters]),
-        quarter_coverage=over_runs([float(np.mean([s.inside for s in q])) for q in quarters], mean=True),
+        level_error=over_runs([abs(test.level.error) for test in shown]),
+        carried_error=over_runs([abs(test.level.measured - test.carried) for test in shown]),
+        level_coverage=over_runs([test.level.inside for test in shown], mean=True),
     )

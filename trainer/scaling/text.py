@@ -3,7 +3,11 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
+
+from trainer.scaling.curve.average import MIN_GAIN
 from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
+from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import Curve, fraction_gained
 from trainer.scaling.forecast import Backtest, error_at_2x
 from trainer.scaling.layout import FORMS, amount, interval, paragraph, percent
@@ -45,11 +49,12 @@ def explain(fit: Fit, unit: str) -> str:
     else:
         where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_reported:.3f}"
         lines.append(f"  start       R0    {fit.R0.value:.3f} ({where})")
-    if fit.predictable:
+    if fit.has_forecast:
         lines.append(paragraph(assumption(fit)))
         for times, e in ((" 2", fit.at_2x), ("10", fit.at_10x)):
             reward = interval(e, "A", fit.identified)
             lines.append(f"  at {times}× the compute ({amount(int(times) * last)} {unit}): {reward}")
+        lines.append(paragraph(gain(fit)))
     formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
     texts = [f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals.", *noise(fit)]
     return "\n".join([*lines, *map(paragraph, texts)])
@@ -75,7 +80,7 @@ def evaluations(fit: Fit) -> str:
 def why_not(fit: Fit) -> str:
     """The reasons why the ceiling is not identified, what can be said of it nevertheless, and what to do."""
     text = f"The ceiling A is not identified: {fit.reasons}."
-    if fit.draws is not None and not fit.predictable:
+    if fit.draws is not None and not fit.has_forecast:
         text += " There is no forecast for such a run."
     elif fit.predictable:
         low = "If it is a bad evaluation, " if "last-point-low" in fit.flags else ""
@@ -91,6 +96,17 @@ def assumption(fit: Fit) -> str:
     law = f" (a sigmoid: {percent(fit.sigmoid_prob)} probable, or another law)"
     unsaid = math.isnan(fit.sigmoid_prob) or "not-sigmoid" in fit.flags  # of the laws that are averaged
     return f"If {low}the run goes on as it did{'' if unsaid else law}:"
+
+
+def gain(fit: Fit) -> str:
+    """The probability that twice the compute is worth it."""
+    last = fit.compute_range[1]
+    probability = float((np.diff(fit.forecast.reward([last, 2 * last]))[:, 0] >= MIN_GAIN).mean())
+    stays = "It stays as it is: " if probability < UNLIKELY else ""
+    twice = "twice" if stays else "Twice"
+    return (
+        f"{stays}{twice} the compute gains {MIN_GAIN:g} or more with a probability of {percent(probability)}."
+    )
 
 
 def r_squared(fit: Fit) -> str:

@@ -223,3 +223,26 @@ def test_a_law_that_the_prior_rules_out_has_no_part_in_the_forecast() -> None:
     result = average.mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
     by_law = [sum(c.probability for c in result.components if c.family.law == k) for k in range(4)]
     assert by_law[0] > 0.99 and sum(by_law) == pytest.approx(1)
+
+
+def test_gains_that_runs_in_general_make_count_only_where_the_data_leave_them_open() -> None:
+    def gains(rewards: Array, sd: float) -> list[Array]:
+        data = Data(SHARE, rewards, np.full(len(SHARE), sd), True, R0, 0.0)
+        each = (average.average(data, replace(DEFAULT, gain=gain)) for gain in (0.0, 1.5))
+        return [np.diff(x.reward([1.0, 3.0]))[:, 0] for x in each]
+
+    noise = np.random.default_rng(0).normal(0, 0.03, len(SHARE))
+    alike, more = gains(np.clip(R0 + noise, 0, 1), 0.03)  # it has not risen
+    assert np.median(more) > np.median(alike) + 0.02 and np.quantile(more, 0.95) > np.quantile(alike, 0.95)
+    alike, more = gains(measured(sigmoid(SHARE), 0), NOISE)
+    assert np.median(more) == pytest.approx(np.median(alike), abs=0.004)
+
+
+def test_resampled_draws_are_those_of_their_law_in_proportion_to_their_weights() -> None:
+    parts = [curves(q, list(np.linspace(0.5, 0.9, 100)), [1.0] * 100, [1.0] * 100) for q in (0.0, 5.0)]
+    weight = np.repeat([0.0, 1.0, 3.0, 0.0], 50)
+    first, second = average.resampled(parts, weight)
+    assert (len(first.A), len(second.A)) == (average.DRAWS // 4, 3 * average.DRAWS // 4)
+    assert first.A.min() > 0.7 > second.A.max() and (first.family, second.family) == (
+        parts[0].family, parts[1].family
+    )  # fmt: skip

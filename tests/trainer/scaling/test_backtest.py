@@ -50,7 +50,7 @@ def test_the_second_half_does_not_change_the_prediction() -> None:
 
 def test_too_few_points_in_the_first_half_give_no_backtest() -> None:
     whole = run(LAW.reward(AT))
-    for points in (whole.points[:5], ()):
+    for points in (whole.points[:3], ()):
         assert backtest(replace(whole, points=points)) is None
     assert describe_backtest(None, "h") == ""
 
@@ -86,8 +86,8 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
 ) -> None:
     for name, law in (("a", LAW), ("b", Sigmoid(0.2, 0.7, 1.8, 0.04))):
         write(Path(f"{name}.csv"), simulated(law, AT, 0.001, None))
-    text = command("backtest a.csv b.csv --fit-until 50% 0.2 7% --json test.json")
-    half, amount, little = (text.json[until] for until in ("50%", "0.2", "7%"))
+    text = command("backtest a.csv b.csv --fit-until 50% 0.2 5% --json test.json")
+    half, amount, little = (text.json[until] for until in ("50%", "0.2", "5%"))
     a = half["runs"]["a.csv"]
     assert (a["seen"], a["points"]) == (pytest.approx(0.15), 15)
     assert amount["runs"]["a.csv"]["seen"] == pytest.approx(0.2)
@@ -105,11 +105,12 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
 
     def with_error(error: float) -> Backtest:
         end = replace(test.end, predicted=predicted, measured=0.9 + error)
-        return replace(test, end=end, last_quarter=(end, replace(end, measured=0.9 - error)))
+        level = replace(test.level, predicted=predicted, measured=0.9 - 2 * error)
+        return replace(test, end=end, level=level, carried=0.7)
 
     result = summarize([*map(with_error, (0.01, -0.02, 0.05)), None, replace(test, predictable=False)])
     assert (result.runs, result.forecast) == (5, 3)
     assert (result.error, result.bias) == (pytest.approx(0.02), pytest.approx(0.01))
-    assert (result.quarter_error, result.width) == (pytest.approx(0.02), pytest.approx(0.09))
-    assert result.coverage == pytest.approx(2 / 3)
-    assert result.quarter_coverage == pytest.approx((1 + 1 + 0.5) / 3)
+    assert result.width == pytest.approx(0.09) and result.coverage == pytest.approx(2 / 3)
+    assert (result.level_error, result.carried_error) == (pytest.approx(0.04), pytest.approx(0.18))
+    assert result.level_coverage == pytest.approx(1 / 3)

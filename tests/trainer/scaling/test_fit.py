@@ -8,8 +8,11 @@ import pytest
 from simulated import PAPER, measured
 
 from trainer.config import ConfigError
-from trainer.scaling import Fit, Sigmoid, explain, fit
+from trainer.scaling import Fit, Sigmoid, curve, explain, fit
+from trainer.scaling.curve.fit import fit_curve
+from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.layout import amount
+from trainer.scaling.simulate import autocorrelated
 
 TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
@@ -225,3 +228,34 @@ def test_another_shape_is_not_said_beside_a_probable_sigmoid() -> None:
     noisy = rewards + np.random.default_rng(0).normal(0, 0.005, 50)
     text = explain(fit(x, noisy, np.full(50, 0.005), R0=0.1), "GPU-hours")
     assert "rises in two stages" in text and "a sigmoid:" not in text
+
+
+def test_without_standard_errors_rewards_near_0_are_taken_for_more_certain_than_those_at_a_half() -> None:
+    c = np.arange(1.0, 31.0)
+    truth = Sigmoid(0.02, 0.6, 3.0, 15.0)
+    result = fit(c, np.clip(truth.reward(c), 0, 1), R0=0.02)
+    low, high = (result.evaluation(EvalPoint(0, x, 0.0, 0.0)) for x in (1.0, 60.0))
+    assert low.high - low.low < 0.5 * (high.high - high.low)
+
+
+def test_the_mean_of_several_evaluations_is_more_certain_than_one_unless_errors_are_correlated() -> None:
+    c, rng = np.arange(1.0, 41.0), np.random.default_rng(0)
+    white = rng.normal(0, 0.03, 40)
+    widths = []
+    for noise in (white, autocorrelated(white, 0.9)):
+        result = fit(c, np.clip(Sigmoid(0.2, 0.6, 2.0, 5.0).reward(c) + noise, 0, 1), R0=0.2)
+        last = [EvalPoint(0, x, 0.5, 0.0) for x in (31.0, 34.0, 37.0, 40.0)]
+        one, mean = result.evaluation(last[-1]), result.level(last)
+        widths.append((mean.high - mean.low) / (one.high - one.low))
+    assert widths[0] + 0.05 < widths[1] <= 1
+
+
+def test_a_fall_is_judged_by_how_far_points_scatter_where_reported_errors_are_too_small() -> None:
+    c, fell = np.arange(1.0, 31.0), []
+    for seed in range(8):
+        noise = np.random.default_rng(seed).normal(0, 0.03, 30)
+        rewards = np.clip(Sigmoid(0.2, 0.6, 2.0, 4.0).reward(c) + noise, 0, 1)
+        collapsed = rewards - np.r_[np.zeros(22), np.linspace(0.02, 0.25, 8)]
+        runs = (curve(c, r, np.full(30, 0.01), R0=0.2) for r in (rewards, collapsed))
+        fell.append(["falling" in fit_curve(run, prior=None).flags for run in runs])
+    assert fell == [[False, True]] * 8

@@ -40,7 +40,7 @@ def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() 
     seen = []
     for seed in range(6):
         looks = run(noisy(seed, compute), compute)
-        assert all(x.predicted is None for x in looks[:3])  # three points make the first forecast
+        assert all(x.predicted is None for x in looks[:2])  # two points and R0 make the first forecast
         for look, reward in zip(looks[5:], noisy(seed, compute)[5:], strict=True):
             assert look.predicted is not None and not look.alarm
             seen.append(look.predicted.low <= reward <= look.predicted.high)
@@ -110,19 +110,22 @@ def test_at_the_end_there_is_no_recommendation_however_the_end_was_rounded() -> 
 def test_what_is_unknown_is_not_among_the_metrics() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     points = points_of(compute, noisy(2, compute))
-    two, three, before = (forecast(points[: n + 1], 0.3, None) for n in (2, 3, 14))
-    assert two.metrics() == {}
-    assert "forecast/end" in three.metrics() and "forecast/predicted" not in three.metrics()
+    one, two, before = (forecast(points[: n + 1], 0.3, None) for n in (1, 2, 14))
+    assert one.metrics() == {}
+    assert "forecast/end" in two.metrics() and "forecast/predicted" not in two.metrics()
     known, over = (forecast(points[: n + 1], 0.3, before).metrics() for n in (15, 16))
     names = ("ceiling_low", "end_high", "gain", "gain_probability", "predicted")
     assert known.keys() >= {f"forecast/{name}" for name in names} and known["forecast/alarm"] == 0
     assert "forecast/end" not in over
 
 
-@pytest.mark.parametrize(("rewards", "flag"), [((0.45, 0.4, 0.3), "falling"), ((0.5, 0.51, 0.5), "flat")])
-def test_of_a_few_points_that_do_not_rise_there_is_no_forecast(rewards: tuple[float, ...], flag: str) -> None:
-    points = [EvalPoint(i, float(i), r, 0.01) for i, r in enumerate((0.5, *rewards))]
-    look = forecast(points, 60.0, None)
-    assert flag in look.fit.flags and not look.fit.has_forecast and look.end is None
+def test_a_few_points_that_fall_have_no_forecast_and_flat_ones_a_wide_one() -> None:
+    fallen, flat = (
+        forecast([EvalPoint(i, float(i), r, 0.01) for i, r in enumerate(rewards)], 60.0, None)
+        for rewards in ((0.5, 0.45, 0.4, 0.3), (0.5, 0.51, 0.5, 0.5))
+    )
+    assert "falling" in fallen.fit.flags and not fallen.fit.has_forecast and fallen.end is None
+    assert "flat" in flat.fit.flags and flat.recommendation == "none"
+    assert flat.end is not None and flat.end.low < 0.52 and flat.end.high > 0.6
     risen = forecast([EvalPoint(i, float(i), 0.3 + 0.6 * (i > 0), 0.01) for i in range(4)], 60.0, None)
     assert risen.fit.has_forecast and risen.recommendation == "none"  # three points are too few to act on

@@ -8,7 +8,7 @@ from typing import Annotated
 from trainer.config import ConfigError
 from trainer.scaling.commands import ForecastCommand, Json, sources, write_json
 from trainer.scaling.curve.points import MIN_FORECAST
-from trainer.scaling.forecast import Backtest, Summary, backtest, summarize
+from trainer.scaling.forecast import CARRIED, Backtest, Summary, backtest, summarize
 from trainer.scaling.layout import Block, Rows, amount, interval, short_names
 from trainer.scaling.reading.read import read_inputs
 
@@ -53,20 +53,21 @@ class Command(ForecastCommand):
 
     def _summary(self, summaries: Mapping[str, Summary]) -> Block:
         level = f"{self.confidence:.0%}"
-        head = ("until", "forecast", "identified", "error", "bias", f"{level} holds", "width", "last quarter")
+        head = ("until", "forecast", "identified", "error", "bias", "held", "width", "level", "carried")
         rows: Rows = [head]
         for until, s in summaries.items():
-            cells = ("–",) * 5
+            cells: tuple[str, ...] = ("–",) * 6
             if s.forecast:
-                quarter = f"{s.quarter_error:.3f}, {s.quarter_coverage:.0%}"
-                cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.coverage:.0%}", f"{s.width:.3f}", quarter)
+                cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.coverage:.0%}", f"{s.width:.3f}")
+                cells += (f"{s.level_error:.3f}, {s.level_coverage:.0%}", f"{s.carried_error:.3f}")
             rows.append((until, f"{s.forecast} of {s.runs}", str(s.identified), *cells))
         about = (
-            "The forecast of the last evaluation and what was measured, over runs: median |error|, median of "
-            f"measured − predicted (bias), share of the {level} intervals that hold it, their median width. "
-            "Last quarter: the mean |error| of its evaluations, median over runs, and the share that is "
-            f"held. A run with fewer than {MIN_FORECAST} evaluations up to there, or none after it, that has "
-            "not yet risen, or has fallen, has no forecast."
+            "The forecast of the last evaluation and what was measured, over runs: median |error|, median "
+            f"of measured − predicted (bias), share of the {level} intervals that hold it, their width. "
+            "Level: the mean of the last quarter, its median |error| and the share that is held. Carried: "
+            f"its error if a run stays where it is (the mean of the last {CARRIED} evaluations seen, a "
+            f"quarter at most). A run with fewer than {MIN_FORECAST} evaluations up to there, or none "
+            "after it, or that has fallen, has no forecast."
         )
         if self.like:
             about += " Each forecast knows the runs of --like, but not those of the run's own recipe."

@@ -8,14 +8,22 @@ simulated sigmoids the sigmoid gets most of it, and the intervals are somewhat w
 Each law may also start with a transient x e^(−C/T): what a model learns in its first steps, such as the
 format of the answers, does not follow the curve of the rest.
 
-The prior is DEFAULT, chosen on the runs with seed 0 of docs/study.md, or what earlier runs say (earlier.py).
+Where the data leave open how much is still gained, runs in general say it: draws are weighted by
+exp(a d − d² / 2 s²), where d is what they gain from the last compute to three times as much, in log odds per
+e-fold of compute. a is learned from finished runs of several sources: population.json says which, and
+`python -m bench validation.sources` makes it.
+
+The laws of the prior DEFAULT were chosen on the runs with seed 0 of docs/study.md. Earlier runs of the same
+kind change it (earlier.py).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +40,8 @@ CELLS, KEEP_TAILS = (
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
 TRANSIENT_SD = 0.14  # of x, in rewards
+GAIN_SPREAD, GAIN_REACH = 1.6, 3.0  # s of the weights above; the multiple of the last compute
+EXTREME = 0.003  # rewards nearer to 0 or 1 are taken for these: their odds are hardly known
 SOUGHT = np.geomspace(1e-3, 1e6, 400)  # multiples of the last compute at which a reward is sought
 
 
@@ -60,6 +70,7 @@ class Prior:
     unit: float | None = None  # compute in which T is given
     # mean and sd of the forecast's error in log odds, per e-fold of C
     drift: tuple[float, float] = (0.0, 0.0)
+    gain: float = 0.0  # a of the weights of draws; 0: they all count alike
 
 
 # The last has a ceiling of 1: every prompt can be learned.
@@ -68,6 +79,7 @@ NEAR_1 = (0.0, 0.35)  # of log p: most runs are near an exponential or a logisti
 DEFAULT = Prior(
     (LawPrior(0.4, None), LawPrior(0.1, NEAR_1), LawPrior(0.25, NEAR_1), LawPrior(0.25, NEAR_1)),
     (Transient(0.06, 0.25), Transient(0.2, 0.25)),
+    gain=float(json.loads(Path(__file__).with_name("population.json").read_text())["gain"]),
 )
 
 
@@ -160,15 +172,40 @@ def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
 
 def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     """The laws' draws; the same for the same data, prior and seed."""
-    mixed = mixture(data, prior)
+    mixed, last = mixture(data, prior), float(data.compute[-1])
     rng = np.random.default_rng(seed)
     shares = np.cumsum([law.probability for law in mixed.components])
-    counts = np.diff(np.rint(DRAWS * np.append(0.0, shares / shares[-1])).astype(int)).tolist()
+    total = 3 * DRAWS if prior.gain else DRAWS  # of which DRAWS are taken by their weights
+    counts = np.diff(np.rint(total * np.append(0.0, shares / shares[-1])).astype(int)).tolist()
     parts = [draw(mixed, law, n, rng) for law, n in zip(mixed.components, counts, strict=True) if n]
+    if prior.gain:
+        parts = resampled(parts, gain_weights(parts, last, prior.gain))
     mean, sd = prior.drift
     drift = mean + sd * rng.standard_normal(DRAWS)
-    sigmoid_prob = sum(law.probability for law in mixed.components if law.family.law == 0)
-    return Average(tuple(parts), sigmoid_prob, float(data.compute[-1]), drift)
+    sigmoids = sum(len(part.A) for part in parts if part.family.law == 0)
+    return Average(tuple(parts), sigmoids / DRAWS, last, drift)
+
+
+def gain_weights(parts: Iterable[LawDraws | Draws], last: float, a: float) -> Array:
+    """The weight of each draw, (n,), by its gain from the `last` compute to three times as much."""
+    rewards = np.concatenate([part.reward([last, GAIN_REACH * last]) for part in parts])
+    d = np.diff(logit(np.clip(rewards, EXTREME, 1 - EXTREME)))[:, 0] / math.log(GAIN_REACH)
+    return np.round(np.exp(a * d - 0.5 * (d / GAIN_SPREAD) ** 2), 6)  # the last bits choose no draws
+
+
+def resampled(parts: Sequence[LawDraws], weight: Array) -> list[LawDraws]:
+    """DRAWS of the draws, in proportion to their weights, (n,)."""
+    sizes, total = np.array([len(part.A) for part in parts]), weight.cumsum()
+    ends = sizes.cumsum()
+    k = np.searchsorted(total, (np.arange(DRAWS) + 0.5) / DRAWS * total[-1])
+    taken = [
+        i - start for i, start in zip(np.split(k, np.searchsorted(k, ends[:-1])), ends - sizes, strict=True)
+    ]
+    return [
+        LawDraws(part.family, part.R0[i], part.A[i], tuple(v[i] for v in part.theta), part.x[i], part.T[i])
+        for part, i in zip(parts, taken, strict=True)
+        if len(i)
+    ]
 
 
 def _families(data: Data, prior: Prior) -> Iterator[families.Family]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -20,16 +21,16 @@ from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, ave
 from trainer.scaling.curve.flags import FLAGS, HARMLESS, NO_CURVE, SURPRISING, few_points, flags_of, reasons
 from trainer.scaling.curve.marginal import MIN_SD, Data
 from trainer.scaling.curve.points import (
-    EQUAL_ERROR,
     MIN_FORECAST,
     MIN_POINTS,
     Columns,
     averaged,
     checked,
     curve,
+    usual_error,
 )
 from trainer.scaling.curve.shape import UNLIKELY, another_shape
-from trainer.scaling.curve.sigmoid import Curve, Draws, Estimate, EvalPoint, Sigmoid, estimate, median
+from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, EvalPoint, Sigmoid, estimate, median
 
 REPORTED_ERRORS = "given standard errors"
 
@@ -54,7 +55,7 @@ class Fit:
     data_hash: str
     within: float | None  # how far A's interval may reach from its value; None: in relation to the rise
     r2: float = math.nan
-    overdispersion: float = math.nan  # residual sd in standard errors; without these, in units of EQUAL_ERROR
+    overdispersion: float = math.nan  # residual sd in standard errors; without these, in usual_error
     autocorrelated_prob: float = math.nan  # probability that the errors of neighbouring points are correlated
     autocorrelation: float = math.nan  # their correlation, if they are
     outliers: int = 0  # points that have lost three quarters of their weight or more
@@ -72,12 +73,12 @@ class Fit:
     @property
     def has_forecast(self) -> bool:
         """True if the curve may be carried beyond the data, if only as an interval."""
-        return self.averaged_draws is not None and not {"falling", "flat"} & set(self.flags)
+        return self.averaged_draws is not None and "falling" not in self.flags
 
     @property
     def predictable(self) -> bool:
-        """True if there is a forecast, from enough points for a sigmoid."""
-        return self.has_forecast and self.draws is not None
+        """True if there is a forecast, of a run that has risen and has enough points for a sigmoid."""
+        return self.has_forecast and self.draws is not None and "flat" not in self.flags
 
     @property
     def reasons(self) -> str:
@@ -108,12 +109,25 @@ class Fit:
 
     def evaluation(self, point: EvalPoint) -> Estimate:
         """The reward expected of an evaluation at the point's compute, its own noise included."""
-        rewards = self.forecast.reward(point.compute)
-        noise = EQUAL_ERROR * (1.0 if math.isnan(self.overdispersion) else self.overdispersion)
+        return self.level([point])
+
+    def level(self, points: Sequence[EvalPoint]) -> Estimate:
+        """The mean reward expected of evaluations at the points' computes, with the noise of that mean."""
+        value = float(np.median(self.forecast.reward([p.compute for p in points]).mean(1)))
+        return estimate(value, self.level_draws(points), self.confidence)
+
+    def level_draws(self, points: Sequence[EvalPoint]) -> Array:
+        """(n,) equally likely means of evaluations at the points' computes."""
+        rewards = self.forecast.reward([p.compute for p in points]).mean(1)
+        scale = 1.0 if math.isnan(self.overdispersion) else self.overdispersion
+        noise = usual_error(rewards) * scale
         if self.noise == REPORTED_ERRORS:
-            noise = max(point.pass_rate_se, MIN_SD) * max(1.0, self.overdispersion)
-        noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
-        return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), self.confidence)
+            error = max(MIN_SD, float(np.mean([p.pass_rate_se for p in points])))
+            noise = np.full(len(rewards), error * max(1.0, scale))
+        # Of errors that are correlated, a mean keeps more.
+        shared = np.nan_to_num(self.autocorrelated_prob * self.autocorrelation)
+        noise = noise * math.sqrt(shared + (1 - shared) / len(points))
+        return np.clip(rewards + noise * np.random.default_rng(0).standard_normal(len(rewards)), 0, 1)
 
     @property
     def forecast(self) -> Average:
@@ -126,7 +140,7 @@ class Fit:
         """The fit as valid JSON, the answer first and the band last, without the draws."""
         content = {"identified": self.identified} | asdict(replace(self, draws=None, averaged_draws=None))
         del content["draws"], content["averaged_draws"]
-        if not self.predictable:  # what lies beyond the data would be a forecast
+        if not self.has_forecast:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
             content |= {"at_2x": None, "at_10x": None, "band": measured}
         return dict(nan_to_null(content))
@@ -162,7 +176,8 @@ def fit_curve(
     start = Estimate(math.nan, 0.0, 1.0)
     if R0 is not None:
         start = Estimate(R0, max(0.0, R0 - half), min(1.0, R0 + half))
-    ahead = average(data, prior) if R0 is not None and prior and len(c) >= MIN_FORECAST else None
+    known = len(c) + (R0 is not None)
+    ahead = average(data, prior) if prior and len(c) and known >= MIN_FORECAST else None
     nan = Estimate(math.nan, math.nan, math.nan)
     return Fit(nan, nan, nan, nan, nan, start, few_points(data), averaged_draws=ahead, **facts)
 
@@ -208,8 +223,10 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
     )
     flags = flags_of(data, sigmoid, result.outliers, A, B, facts["within"])
     ahead = Average((draws,), math.nan, float(c[-1]), np.zeros(len(draws.A)))  # of the sigmoid alone
+    if prior:
+        ahead = average(data, prior)
     if prior and NO_CURVE.isdisjoint(flags):
-        ahead, correlated = average(data, prior), result.autocorrelated_prob > 1 - UNLIKELY
+        correlated = result.autocorrelated_prob > 1 - UNLIKELY
         shape = another_shape(data, draws, result.weight, result.scale, correlated)
         if not shape and ahead.sigmoid_prob < UNLIKELY:
             text = f"other laws are more probable (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"

@@ -64,8 +64,9 @@ def flags_of(
 ) -> dict[str, str]:
     """The flags of a sigmoid, and what each means."""
     r, sd, rise = data.reward, data.sd, sigmoid.A - sigmoid.R0
-    if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
-        sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
+    # The noise is no less than how far points are from the mean of their neighbours says, outliers and a fall
+    # left aside: a quarter of standard normal numbers are within .319.
+    sd = np.maximum(sd, float(np.quantile(np.abs(np.diff(r, 2)), 0.25)) / 0.319 / 6**0.5)
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
     width = min(len(r), max(3, last))  # the median of three ignores one outlier

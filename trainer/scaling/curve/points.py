@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.ndimage import uniform_filter1d
 
 from trainer.config import ConfigError
 from trainer.scaling.curve.marginal import Data
@@ -13,8 +14,8 @@ from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint, curve_of
 
 MAX_POINTS = 150  # longer series are averaged over neighbours
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
-MIN_FORECAST = 3  # from which there is a wide forecast all the same, if R0 is known
-EQUAL_ERROR = 1e-2  # where no errors are reported; for the fit it only matters that they are equal
+MIN_FORECAST = 3  # evaluations, R0 counted, from which there is a wide forecast all the same
+EQUAL_ERROR = 1e-2  # of a reward of .5 where none is reported; the fit estimates the factor
 
 
 def checked(curve: Curve) -> Data:
@@ -41,10 +42,22 @@ def checked(curve: Curve) -> Data:
     c, r, sd = c[order], r[order], sd[order]
     known = bool((sd > 0).any())
     # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
-    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
+    sd = np.where(sd > 0, sd, sd[sd > 0].min()) if known else usual_error(_smoothed(r))
     if isinstance(first, EvalPoint) and not R0_se:
-        return Data(c, r, sd, known, R0, float(sd.min(initial=EQUAL_ERROR)), R0_se_reported=False)
+        error = sd.min(initial=EQUAL_ERROR) if known else float(usual_error(first.pass_rate))
+        return Data(c, r, sd, known, R0, float(error), R0_se_reported=False)
     return Data(c, r, sd, known, R0, R0_se)
+
+
+def usual_error(reward: ArrayLike) -> Array:
+    """The sd of an evaluation where none is reported, but for a factor: as a share of answers has it."""
+    p = np.clip(np.asarray(reward, np.float64), 0.02, 0.98)
+    return np.asarray(2 * EQUAL_ERROR * np.sqrt(p * (1 - p)))
+
+
+def _smoothed(reward: Array) -> Array:
+    """(n,) means of a fifth of the points around each, or of three."""
+    return np.asarray(uniform_filter1d(reward, max(3, len(reward) // 5), mode="nearest"), np.float64)
 
 
 def averaged(data: Data) -> Data:

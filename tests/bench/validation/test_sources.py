@@ -1,0 +1,54 @@
+"""Promises of the comparison of sources: what is learned for a source is learned from the others alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.harness import Row
+from bench.validation import sources
+from trainer.scaling import Sigmoid
+from trainer.scaling.simulate import simulated
+
+
+def row(source: str, share: float, best: float, truth: float = 0.5) -> Row:
+    """A run whose forecast is off by the distance of the weight from `best`."""
+    by_gain = [[truth + abs(a - best), truth, 1.0, abs(a - best)] for a in sources.GAINS]
+    laws = {"a sigmoid": truth - 0.1}
+    return {
+        "source": source, "folder": source == "a", "run": "r", "share": share, "forecast": True,
+        "truth": truth, "carried": 0.3, "by_gain": by_gain, "laws": laws,
+    }  # fmt: skip
+
+
+def test_the_weight_of_a_source_is_the_mean_of_what_is_best_for_the_others_and_none() -> None:
+    rows = [row(name, share, best) for name, best in (("a", 1.0), ("b", 2.0)) for share in sources.SHARES]
+    assert sources.best(rows) == {"a": 1.0, "b": 2.0} and sources.learned(rows) == 1.0
+    text = sources.describe({}, rows)
+    lines = [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    # a is forecast by half of b's weight, which is right for a; b by half of a's
+    assert lines[2] == ["a", "25%", "1", "1", "1.00", "0.000", "0.200", "0.00", "1.00"]
+    assert lines[4][:6] == ["b", "25%", "1", "1", "0.50", "1.500"]
+    assert lines[8] == ["folders", "25%", "1", "1", "", "0.000", "0.200", "0.00", "1.00"]
+    assert ["a sigmoid", "25%", "2", "0.100", "0.100"] in lines
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_is_measured_by_every_weight_and_law() -> None:
+    c = np.arange(0.0, 25.0)
+    rising = simulated(Sigmoid(0.1, 0.8, 2.0, 4.0).reward, c, 0.0, 0.01)
+    result = sources.measure("a", True, rising, 0.5)
+    assert result["forecast"]
+    assert result["truth"] == pytest.approx(np.mean([p.pass_rate for p in rising.points[17:]]))
+    assert result["carried"] == pytest.approx(np.mean([p.pass_rate for p in rising.points[9:12]]))
+    assert len(result["by_gain"]) == len(sources.GAINS) and all(
+        abs(x[0] - result["truth"]) < 0.08 and x[1] <= x[0] <= x[2] for x in result["by_gain"]
+    )
+    assert result["laws"]["sigmoid, least squares"] == pytest.approx(result["truth"], abs=0.01)
+
+
+def test_what_is_learned_is_written_with_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "POPULATION", tmp_path / "population.json")
+    sources.publish({}, [row("a", share, 3.0) for share in sources.SHARES])
+    text = (tmp_path / "population.json").read_text()
+    assert '"gain": 1.5' in text and '"runs": 1' in text
