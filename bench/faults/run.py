@@ -76,7 +76,8 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["-m", "trainer.serve", "tiny", "--port", str(port), "--out", str(folder / "server")]
-    server = subprocess.Popen([sys.executable, *words], cwd=ROOT, start_new_session=True)
+    quiet, command = subprocess.DEVNULL, [sys.executable, *words]
+    server = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=quiet, stderr=quiet)
     end = time.monotonic() + STARTED_S
     while time.monotonic() < end and server.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):

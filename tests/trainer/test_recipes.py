@@ -193,6 +193,7 @@ EXCLUDED = {
 def test_settings_that_exclude_each_other_are_said(argv: str) -> None:
     (line,) = said("--data.source=x.jsonl", *argv.split())
     assert EXCLUDED[argv] in line
+    assert "k1" not in argv or not said("--data.source=x.jsonl", *argv.split(), "--objective.kl.top_k=5")
 
 
 def test_only_changed_settings_of_the_users_own_files_are_said_to_have_no_effect(

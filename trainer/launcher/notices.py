@@ -53,7 +53,8 @@ def notices(launch: Launch) -> Iterator[str]:
     several = pipeline.off_policy and pipeline.lag_bound
     if (objective.anchor, objective.token_mismatch) == ("recomputed", "none") and not several:
         yield "objective.anchor recomputed: each ratio is 1 without ppo_off_policy of several steps a round"
-    if (objective.kl.estimator, objective.kl.place) == ("k1", "loss") and objective.kl.coefficient:
+    kl = objective.kl
+    if (kl.estimator, kl.place, kl.top_k) == ("k1", "loss", 0) and kl.coefficient:
         yield "objective.kl.estimator k1 has no effect in the loss: its expected gradient is 0; use k2 or k3"
     if warmup >= pipeline.steps:
         yield f"learner.warmup_steps is {warmup}: the learning rate rises over all {pipeline.steps} steps"
