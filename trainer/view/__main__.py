@@ -25,7 +25,7 @@ from trainer.scaling.layout import short_names
 from trainer.view.state import RunState, open_run
 
 TOKEN = "SIGMOID_RL_TOKEN"  # environment variable, as for `sigmoid-rl serve`
-NICE = 10  # the cores belong to the training
+NICE = 5  # the cores belong to the training
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         names = short_names([str(Path(run)) for run in args.runs])
         runs = [open_run(Path(run), name) for run, name in zip(args.runs, names, strict=True)]
-        os.nice(NICE)
         if args.export:
             return _export(runs, Path(args.export))
         return _serve(runs, args.port)
@@ -67,6 +66,7 @@ def _serve(runs: Sequence[RunState], port: int) -> int:
         raise ConfigError("aiohttp is missing: pip install 'sigmoid-rl[train]'")
     from trainer.view.server import View, serve
 
+    os.nice(NICE)
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as e:

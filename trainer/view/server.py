@@ -21,7 +21,7 @@ from trainer.view.tokens import group_view
 
 READ_S = 0.05  # of the journal at once, between requests
 LOOK_S = 1.0  # between looks for something new
-REPORT_S = 10.0  # least time between two drawings of the curve
+REPORT_S, REPORT_SHARE = 10.0, 0.05  # least time between two drawings, and largest share of a core for them
 ROWS = 50  # of the table in one answer
 HEADERS = {
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
@@ -38,7 +38,7 @@ class View:
         self.runs, self.token, self.port = runs, token, port
         self.cookie = f"sigmoid-rl-{port}"  # cookies do not know ports
         self._pool = ThreadPoolExecutor(1)  # one drawing at a time
-        self._report, self._drawn, self._of = "", 0.0, 0  # page, when, of how many evaluations and steps
+        self._report, self._due, self._of = "", 0.0, 0  # page, when again, of how many evaluations and steps
 
     def application(self) -> web.Application:
         """The routes, behind the token."""
@@ -112,11 +112,13 @@ class View:
         for run in self.runs:
             run.update()
         size = sum(run.step + run.evaluations for run in self.runs)
-        if not self._report or (size != self._of and time.monotonic() - self._drawn > REPORT_S):
-            self._of, self._drawn = size, time.monotonic()
+        if not self._report or (size != self._of and time.monotonic() > self._due):
+            self._of, began = size, time.monotonic()
             folders = [run.folder for run in self.runs]
             loop = asyncio.get_running_loop()
             self._report = await loop.run_in_executor(self._pool, report_page, folders)
+            now = time.monotonic()
+            self._due = now + max(REPORT_S, (now - began) / REPORT_SHARE)
         return web.Response(text=self._report, content_type="text/html")
 
     def _run(self, request: web.Request) -> RunState:

@@ -1,0 +1,212 @@
+"""`sigmoid-rl view` in Chromium on a long invented run: first paint, and the time of every view. [3 min]
+
+  python -m bench view                          2,000 steps, 10,000 groups of 8 completions of 128 tokens
+
+Milliseconds from the click (or the address) until it is drawn, Playwright's polling included; of a filter,
+until its answer is there. "first paint" is Chromium's first-contentful-paint of a new tab, "head" when the
+run's newest numbers stand there, "curve" when the report with fit and band is drawn. The server starts anew
+each round; "index" is the time in which it reads the journal, which no view waits for.
+"""
+
+import atexit
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Case, Row, median_and_range
+from bench.table import table
+from trainer import models
+from trainer.cli import to_yaml
+from trainer.config import Config, ConfigError
+from trainer.controller.journal import Journal
+from trainer.controller.rounds import Minibatch
+from trainer.controller.sampler import IssuedPrompt
+from trainer.run_folder import TOKENIZER
+from trainer.types import Group, Prompt, Rollout, TrainBatch, TrainSequence
+
+OPTIONS: dict[str, Any] = {
+    "steps": (2000, "of the run"),
+    "groups": (10_000, "in its journal"),
+    "completions": (8, "of a group"),
+    "tokens": (128, "of a completion"),
+    "rounds": (3, "starts of server and browser"),
+}
+TOKEN = "bench"  # of the page
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """The rounds, on one run."""
+    if (chromium := shutil.which("chromium")) is None:
+        raise ConfigError("bench view needs Chromium; Debian's package is `chromium`")
+    folder = Path(tempfile.mkdtemp(prefix="bench-view-"))
+    atexit.register(shutil.rmtree, folder)
+    write_run(folder, options)
+    for number in range(options.rounds):
+        yield f"round {number + 1}", partial(visit, folder, chromium)
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """Median and range over the rounds of each view."""
+    names = [name for name in rows[0] if name != "case"]
+    shown = [[name, median_and_range([row[name] for row in rows], ".0f")] for name in names]
+    return table(["view", "ms"], shown)
+
+
+def visit(folder: Path, chromium: str) -> Row:
+    """Start the server and a browser, and go through the views."""
+    from playwright.sync_api import sync_playwright
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "trainer.view", str(folder), "--port", str(port)]
+    server = subprocess.Popen(command, env={"PATH": "", "SIGMOID_RL_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            tab = browser.new_page(viewport={"width": 1280, "height": 900})
+            address = f"http://127.0.0.1:{port}"
+            wait_for(address, lambda runs: True)
+            began = time.perf_counter()
+            row = views(tab, f"{address}/?token={TOKEN}")
+            wait_for(address, lambda runs: runs[0]["read"] == runs[0]["size"])
+            row["index (at most)"] = 1e3 * (time.perf_counter() - began)
+            browser.close()
+            return row
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def wait_for(address: str, ready: Any) -> None:
+    """Ask the server until it answers, and its answer is ready."""
+    request = urllib.request.Request(f"{address}/api/runs", headers={"Authorization": f"Bearer {TOKEN}"})
+    for _ in range(1200):
+        with suppress(OSError), urllib.request.urlopen(request) as answer:
+            if ready(json.load(answer)["runs"]):
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"{address} is not ready")
+
+
+def views(tab: Any, address: str) -> Row:
+    """Milliseconds of each view."""
+    row: Row = {}
+
+    def timed(name: str, action: Any, *selectors: Any) -> None:
+        began = time.perf_counter()
+        action()
+        for selector in selectors:
+            (tab.locator(selector) if isinstance(selector, str) else selector).first.wait_for()
+        row[name] = 1e3 * (time.perf_counter() - began)
+
+    began = time.perf_counter()
+    tab.goto(address)
+    tab.wait_for_selector(".run dd")
+    row["head"] = 1e3 * (time.perf_counter() - began)
+    row["first paint"] = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    tab.frame_locator("iframe").locator('[data-chart="curves"] .band').first.wait_for()
+    row["curve"] = 1e3 * (time.perf_counter() - began)
+    rows, count = "#rows tr:nth-child(5)", "#count"
+    time.sleep(5)  # the journal is read meanwhile
+    timed("table", lambda: tab.click('[data-view="rollouts"]'), rows)
+    timed("group", lambda: tab.click("#rows tr:nth-child(3) a"), "article:nth-child(8) .t:nth-child(100)")
+    timed("colour", lambda: tab.select_option("#colour", "entropy"), ".legend b:nth-child(3)", ".t.u")
+    other = tab.locator("#title", has_not_text=tab.inner_text("#title"))
+    timed("next group", lambda: tab.keyboard.press("j"), other, "article:nth-child(8) .t:nth-child(100)")
+    timed("back", lambda: tab.click("#back"), rows)
+    filters = {
+        "filter step": ("step", "40"), "filter reward": ("reward_min", "0.5"),
+        "search": ("text", "rare word"), "search in vain": ("text", "nowhere at all"),
+    }  # fmt: skip
+    for name, (field, value) in filters.items():
+        before = tab.inner_text(count)
+        action = f"[name={field}]"
+        with tab.expect_response(lambda answer: "/api/groups" in answer.url) as answer:
+            tab.fill(action, value)
+        answer.value.finished()
+        row[name] = answer.value.request.timing["responseEnd"]
+        tab.wait_for_timeout(300)
+        assert tab.inner_text(count) != before or name == "search in vain"
+        tab.click("#filters [type=reset]")
+        tab.wait_for_timeout(500)
+    return row
+
+
+def write_run(folder: Path, options: Namespace) -> None:
+    """An invented run: metrics of every step, an evaluation every 50, two processes, and the journal."""
+    config = Config()
+    steps = replace(config.pipeline, steps=options.steps)
+    (folder / "config.yaml").write_text(to_yaml(replace(config, run_dir=str(folder), pipeline=steps)))
+    shutil.copy(Path(models.__file__).parent / "tiny_model" / TOKENIZER, folder)
+    lines, spans = [], []
+    for step in range(options.steps + 1):
+        compute = 0.01 * step
+        numbers = dict.fromkeys([f"metric/{i}" for i in range(60)], 0.5)
+        if step:
+            more = {"train/pass_rate": 0.5, "train/reward": 0.1, "learner/loss": 0.1, "learner/entropy": 1.0}
+            lines.append({"step": step, "compute/total": compute} | numbers | more)
+        if step % 50 == 0:
+            rate = 0.1 + 0.7 / (1 + (5 / max(compute, 1e-9)) ** 2) + 0.005 * (-1) ** step
+            lines.append(
+                {"step": step, "compute/total": compute, "eval/pass_rate": rate, "eval/pass_rate_se": 0.01}
+            )
+        for role in ("learner", "engine"):
+            spans.append(
+                {"role": role, "state": ("idle", "generate")[step % 2], "start": step, "end": step + 1}
+            )
+    for name, records in {"metrics.jsonl": lines, "timeline.jsonl": spans}.items():
+        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    ledger = {"learner": {"states": {"idle": 1.0, "forward_backward": 2.0}}}
+    compute_books = {"total": 20.0, "evaluation": 0.1, "startup": 0.1}
+    books = {"unit": "core-hours", "roles": ledger, "compute": compute_books}
+    (folder / "ledger.json").write_text(json.dumps(books))
+    journal, per_step = Journal(folder / "journal"), max(1, options.groups // options.steps)
+    for step in range(1, options.groups // per_step + 1):
+        groups = [invented(number, options) for number in range((step - 1) * per_step, step * per_step)]
+        for group in groups:
+            journal.issued(IssuedPrompt(group.group_id, 0, group.prompt, step - 1))
+            journal.finished(group)
+        journal.trained(step, Minibatch(tuple(groups)))
+        sequences = tuple(_sequence(r) for g in groups for r in g.rollouts)
+        scores = np.random.default_rng(step).random((2, options.tokens)).astype(np.float16)
+        journal.learned(
+            step, groups, TrainBatch(step, sequences, {}), dict.fromkeys(range(len(sequences)), scores)
+        )
+    journal.close()
+
+
+def invented(number: int, options: Namespace) -> Group:
+    """A group of random tokens; one in a thousand has a rare word."""
+    rng, rollouts = np.random.default_rng(number), []
+    for i in range(options.completions):
+        n, right = options.tokens, bool(rng.random() < 0.4)
+        text = " ".join(f"{x:04d}" for x in rng.integers(0, 9999, n)) + " Rare Word" * (number % 1000 == 7)
+        ids, sampled = rng.integers(5, 15, n, np.int32), np.ones(n, bool)
+        numbers = -rng.random(n).astype(np.float32), np.full(n, number // 5, np.int32), sampled
+        outcome: Any = "correct" if right else "wrong"
+        rollouts.append(Rollout(ids, *numbers, text, float(right), outcome, False, i == 0))
+    return Group(
+        number,
+        0,
+        Prompt(f"{number:06d}", f"Question {number}: " + "why? " * 40, (1,), "42", {}),
+        tuple(rollouts),
+    )
+
+
+def _sequence(one: Rollout) -> TrainSequence:
+    ones, zero = np.ones(len(one.token_ids), np.float32), np.zeros(1, np.int32)
+    return TrainSequence(zero, one.token_ids, one.logprobs_gen, one.versions, ones, ones * (one.reward - 0.4))
