@@ -74,26 +74,18 @@ class Query:
             return False
         if self.steps and not self.steps[0] <= entry.step <= self.steps[1]:
             return False
-        return not self.asks_rollouts or any(self._meets(entry, i) for i in range(len(entry.rewards)))
-
-    @property
-    def asks_rollouts(self) -> bool:
-        """True if there is a condition on a single rollout."""
-        bounds = (*self.reward, *self.length, *self.advantage)
-        return bool(self.outcome) or self.interrupted is not None or any(b is not None for b in bounds)
-
-    def _meets(self, entry: Entry, i: int) -> bool:
-        if self.outcome and entry.outcomes[i] != self.outcome:
-            return False
-        if self.interrupted is not None and entry.interrupted[i] != self.interrupted:
-            return False
-        advantage = entry.advantages[i] if entry.advantages else None
-        numbers = (
-            (entry.rewards[i], self.reward),
-            (entry.lengths[i], self.length),
-            (advantage, self.advantage),
+        columns = (
+            (entry.rewards, self.reward),
+            (entry.lengths, self.length),
+            (entry.advantages, self.advantage),
         )
-        return all(_within(value, bounds) for value, bounds in numbers)
+        asked = [(values, bounds) for values, bounds in columns if bounds != (None, None)]
+        return any(
+            (not self.outcome or entry.outcomes[i] == self.outcome)
+            and (self.interrupted is None or entry.interrupted[i] == self.interrupted)
+            and all(_within(values[i] if values else None, *bounds) for values, bounds in asked)
+            for i in range(len(entry.rewards))
+        )
 
 
 ORDERS: dict[str, tuple[Any, bool]] = {  # key, and whether the largest comes first
@@ -216,10 +208,7 @@ class Rollouts:
         return any(needle in text.lower() for text in _texts(json.loads(data)))
 
 
-def _within(value: float | None, bounds: tuple[float | None, float | None]) -> bool:
-    low, high = bounds
-    if low is None and high is None:
-        return True
+def _within(value: float | None, low: float | None, high: float | None) -> bool:
     return value is not None and (low is None or value >= low) and (high is None or value <= high)
 
 
