@@ -124,11 +124,13 @@ class Rollouts:
         chosen = [e for e in list(self.entries.values()) if e.finished and query.matches(e)]
         chosen.sort(key=key, reverse=largest_first)
         rows, place, end = list[dict[str, Any]](), start, time.monotonic() + SEARCH_S
-        while place < len(chosen) and len(rows) < count and (not query.text or time.monotonic() < end):
+        while place < len(chosen) and len(rows) < count:
             entry = chosen[place]
             if not query.text or self._has_text(entry, query.text.lower()):
                 rows.append(entry.row())
             place += 1
+            if query.text and time.monotonic() > end:
+                break
         total = None if query.text else len(chosen)
         return {"rows": rows, "next": place if place < len(chosen) else None, "total": total,
                 "searched": place, "candidates": len(chosen)}  # fmt: skip

@@ -16,8 +16,13 @@ ALL = 100
 
 
 def ids(rollouts: Rollouts, **query: object) -> list[int]:
-    """The groups that a query has, in its order."""
-    return [row["id"] for row in rollouts.page(Query(**query), 0, ALL)["rows"]]  # type: ignore[arg-type]
+    """The groups that a query has, in its order; a search may take several requests."""
+    found, start = list[int](), 0
+    while start is not None:
+        page = rollouts.page(Query(**query), start, ALL)  # type: ignore[arg-type]
+        found += [row["id"] for row in page["rows"]]
+        start = page["next"]
+    return found
 
 
 def test_the_table_has_every_group_with_its_step_and_filters_choose_among_them(tmp_path: Path) -> None:

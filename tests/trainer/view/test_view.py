@@ -48,7 +48,7 @@ def test_it_answers_with_the_runs_their_groups_and_the_curve(tmp_path: Path) -> 
         assert first["tasks"] == ["code", "math"] and first["read"] == first["size"] > 0
         assert ["forecast of the end", 0.77] in first["metrics"]
         assert first["processes"][0]["role"] == "learner" and first["processes"][0]["shares"][0][1] == 0.5
-        query = "run=1&step=1-2&order=oldest&outcome=correct&text=calculate"
+        query = "run=1&step=1-2&order=oldest&outcome=correct"
         page = ask(port, f"/api/groups?{query}", **BEARER)[1]
         assert [row["id"] for row in page["rows"]] == [0, 1, 2, 3]
         assert len(ask(port, "/api/group?run=1&id=3", **BEARER)[1]["rollouts"]) == 3
