@@ -150,7 +150,7 @@ def write_run(folder: Path, options: Namespace) -> None:
     steps = replace(config.pipeline, steps=options.steps)
     (folder / "config.yaml").write_text(to_yaml(replace(config, run_dir=str(folder), pipeline=steps)))
     shutil.copy(Path(models.__file__).parent / "tiny_model" / TOKENIZER, folder)
-    lines, spans = [], []
+    lines, spans = list[Row](), list[Row]()
     for step in range(options.steps + 1):
         compute = 0.01 * step
         numbers = dict.fromkeys([f"metric/{i}" for i in range(60)], 0.5)
@@ -166,7 +166,8 @@ def write_run(folder: Path, options: Namespace) -> None:
             spans.append(
                 {"role": role, "state": ("idle", "generate")[step % 2], "start": step, "end": step + 1}
             )
-    for name, records in {"metrics.jsonl": lines, "timeline.jsonl": spans}.items():
+    written: dict[str, list[Row]] = {"metrics.jsonl": lines, "timeline.jsonl": spans}
+    for name, records in written.items():
         (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     ledger = {"learner": {"states": {"idle": 1.0, "forward_backward": 2.0}}}
     compute_books = {"total": 20.0, "evaluation": 0.1, "startup": 0.1}

@@ -89,7 +89,7 @@ CEILINGS = {
     # 138 tables of any shape, consoles and notebooks
     "scaling": 5_960,
     "evaluate": 433,
-    "view": 691,  # the page of runs while they train
+    "view": 687,  # the page of runs while they train
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 4_141,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
     "tests": 28_233,

@@ -105,7 +105,7 @@ def test_two_runs_and_long_completions_by_parts(visit: Any) -> None:
     expect(tab.locator("#title")).to_contain_text("Group 0 ")
     tab.select_option("#run", "1")
     tab.wait_for_selector("#rows tr")
-    assert "run=1" in tab.url
+    expect(tab).to_have_url(re.compile("run=1"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
