@@ -1,11 +1,19 @@
-"""`python -m trainer.doctor`: what this machine can run, what is missing, and what to do about it."""
+"""`python -m trainer.doctor`: what this machine can run, what is missing, and what to do about it.
 
+  python -m trainer.doctor                                            packages, memory, GPUs, the loss
+  python -m trainer.doctor --numerics --recipe scalerl --task gsm8k   learner and engine on the same tokens
+
+With --numerics, what follows are flags of `python -m trainer.main`: the engine samples held-out prompts, the
+learner scores the same tokens, and nothing is trained.
+"""
+
+import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainer.cli import Parser, parse
+from trainer.config import Config, ConfigError
 from trainer.gpus import visible_gpus
+from trainer.launcher.placement import Devices
 from trainer.models.cache import cache_folder
 from trainer.models.smollm2 import WHEEL, find_gguf
 from trainer.run_folder import SHARED
@@ -155,8 +166,44 @@ def _loss() -> Iterator[Finding]:
         yield Finding(f"loss: {name}", entry["available"], detail, entry.get("why_not", ""), required=False)
 
 
-def main() -> int:
-    """Print the report. Exit code 0: the default recipe can run here."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: the default recipe can run here; with --numerics, learner and engine agree."""
+    try:
+        known, rest = _parser().parse_known_args(argv)
+        if known.numerics:
+            from trainer.evaluate.numerics import check
+
+            return check(rest, _plan)
+        _parser().parse_args(rest)
+    except ConfigError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return report()
+
+
+def _plan(argv: Sequence[str]) -> tuple[Config, str, Devices]:
+    """The configuration, model folder and devices of `trainer.main` with these flags."""
+    from trainer.launcher.memory_estimate import size_of
+    from trainer.main import check_packages, decided, planned
+    from trainer.models.resolve import resolve_model
+
+    launch = parse(argv)
+    check_packages(launch.config)
+    launch = decided(launch)
+    model = resolve_model(launch.config.model.path)
+    config, devices, _ = planned(launch, size_of(model))
+    return config, model, devices
+
+
+def _parser() -> Parser:
+    about = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m trainer.doctor", description=__doc__, formatter_class=about)
+    parser.add_argument("--numerics", action="store_true", help="compare the log-probs of learner and engine")
+    return parser
+
+
+def report() -> int:
+    """Print what there is on this machine. Exit code 0: the default recipe can run here."""
     findings, table = list(examine()), Table.grid(padding=(0, 2, 0, 0))
     for f in findings:
         colour = "green" if f.good else "red" if f.required else "yellow"

@@ -28,12 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
         check_packages(launch.config)
-        number_as_listed()
-        gpus = without_judges(launch.config, usable_gpus())
-        if launch.replay:  # no engine that the learner would have to make room for
-            engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
-            launch = replace(launch, config=replace(launch.config, engine=engine))
-        launch = _decided(launch, len(gpus))
+        launch = decided(launch)
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -52,8 +47,13 @@ def check_packages(config: Config) -> None:
             raise ConfigError(f"{package} is missing: pip install '.[train]'")
 
 
-def _decided(launch: Launch, gpus: int) -> Launch:
+def decided(launch: Launch) -> Launch:
     """The launch with what `auto` stands for on this machine, and a notice of it."""
+    number_as_listed()
+    gpus = len(without_judges(launch.config, usable_gpus()))
+    if launch.replay:  # no engine that the learner would have to make room for
+        engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
+        launch = replace(launch, config=replace(launch.config, engine=engine))
     config, notes = launch.config, launch.notices
     used = 0 if memory_estimate.stays_on_cpu(config) else gpus
     if "recipe own" in launch.origins:

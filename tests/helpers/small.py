@@ -27,7 +27,7 @@ Begin = Callable[..., list[str]]  # the command of a run in a folder, with furth
 MAIN = [sys.executable, "-m", "trainer.main"]
 ROLES = (
     supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER, supervisor.EVALUATION,
-    supervisor.SERVER,
+    supervisor.SERVER, supervisor.NUMERICS,
 )  # fmt: skip
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 

@@ -18,7 +18,7 @@ def test_it_says_yes_where_the_default_recipe_runs(
     absent = doctor.Finding("GPU", False, "", "runs on the CPU", required=False)
     for other, code in ((absent, 0), (doctor.Finding("torch", False, "", "make setup"), 1)):
         monkeypatch.setattr(doctor, "examine", lambda other=other: [good, other])
-        assert doctor.main() == code
+        assert doctor.main([]) == code
     out = capsys.readouterr().out
     assert "make setup" in out and "cannot run yet: torch" in out
 
@@ -82,7 +82,7 @@ def test_the_report_breaks_no_word(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     findings = list(doctor.examine())  # once: memory and disk space change meanwhile
     monkeypatch.setattr(doctor, "examine", lambda: findings)
-    doctor.main()
+    doctor.main([])
     out = capsys.readouterr().out
     words = " ".join(f"{f.name} {f.status} {f.detail}: {f.advice}" for f in findings).split()
     *report, conclusion = out.splitlines()

@@ -17,7 +17,7 @@ from trainer.controller import parity
 from trainer.launcher.recorder import _sentence
 from trainer.learner.learner import Learner
 from trainer.messages import Event
-from trainer.mismatch import RANGES, means_by_position, sums_by_position
+from trainer.mismatch import PARITY_NATS, RANGES, means_by_position, sums_by_position
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 
@@ -55,7 +55,7 @@ def test_the_parity_gate_reports_it_at_the_start(monkeypatch: pytest.MonkeyPatch
     learner.score.return_value = (TokenScores(np.array([-1.01, -1.02, -1.03, 9], np.float32)),)
     monkeypatch.setattr(parity, "rollout_prompt", AsyncMock(return_value=[]))
     monkeypatch.setattr(parity, "scorable", lambda prompt, rollouts: [s])
-    monkeypatch.setitem(parity.PARITY_NATS, "float32", 0.05)
+    monkeypatch.setitem(PARITY_NATS, "float32", 0.05)
     prompts: Any = ["one prompt"]
     report = asyncio.run(parity.parity_gate(MagicMock(config=config()), learner, weights, prompts))
     assert report["tokens"] == 3

@@ -40,6 +40,7 @@ LEARNER = "trainer.learner.process:learner_main"
 CONTROLLER = "trainer.controller.process:controller_main"
 REPLAY = "trainer.controller.replay:replay_main"
 EVALUATION = "trainer.controller.evaluation:evaluation_main"
+NUMERICS = "trainer.controller.numerics:numerics_main"
 SERVER = "trainer.serve.server:serve_main"
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
 CONTEXT = multiprocessing.get_context("spawn")

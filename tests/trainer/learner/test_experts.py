@@ -28,9 +28,9 @@ from training import (
 )
 
 from trainer.config import ConfigError, KLConfig, LoraConfig
-from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch.engine import TorchEngine
 from trainer.learner.packing import pack
+from trainer.mismatch import PARITY_NATS
 from trainer.models.experts import FAMILIES, Routers
 from trainer.types import Completion, TrainBatch, TrainSequence
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from training import config, error, generate, learner, oracle, sequence, sequences
 
 from trainer.config import Config, EngineConfig, LearnerConfig
-from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch import process
 from trainer.engines.torch.engine import TorchEngine
 from trainer.learner.learner import Learner
@@ -21,6 +20,7 @@ from trainer.learner.optimizer import FIRST_SCALE, LossScale, lr_share
 from trainer.learner.packing import pack
 from trainer.learner.policy_model import hidden_states
 from trainer.learner.weight_file import WeightFiles
+from trainer.mismatch import PARITY_NATS
 from trainer.types import Request, TrainBatch
 
 

@@ -23,8 +23,8 @@ from engine_process import (
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from trainer.controller.parity import PARITY_NATS
 from trainer.learner.learner import Learner
+from trainer.mismatch import PARITY_NATS
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import Completion, TrainSequence
