@@ -112,7 +112,7 @@ def go_on_from(curves: Path, sweep: Sweep, configs: Mapping[str, Config]) -> Non
 
 def _check_free(out: Path, sweep: Sweep) -> None:
     """ConfigError if curves cannot be put into this folder."""
-    if out.exists() and not (out / ASKED).is_file() and any(out.iterdir()):
+    if out.exists() and not (out / ASKED).is_file() and any(map(Path.is_file, out.iterdir())):
         raise ConfigError(f"--keep-curves {out} is in use already, and not by a sweep; give another folder")
     if out.resolve() == sweep.folder.resolve():
         raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")

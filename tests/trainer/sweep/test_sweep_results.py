@@ -134,6 +134,8 @@ def test_the_curves_are_kept_in_another_folder_than_the_sweeps(folder: Path, tmp
     write_sweep(tmp_path, ["scalerl"], 1, LAST)
     assert main(["table", str(tmp_path), "--keep-curves", str(tmp_path)]) == 2
     assert main(["table", str(tmp_path), "--keep-curves", str(folder / "scalerl-0")]) == 2
+    (tmp_path / "study" / "recipes").mkdir(parents=True)  # the sweep's own
+    assert main(["table", str(tmp_path), "--keep-curves", str(tmp_path / "study")]) == 0
 
 
 def test_a_report_that_fails_is_an_error(
