@@ -29,7 +29,6 @@ from trainer.sweep.spec import ASKED, STATUS, Sweep, load, load_status
 CURVES, LEDGER, METRICS = "curves.csv.gz", "ledger.json", "metrics.jsonl"
 COLUMNS = re.compile(r"step|compute/.+|eval/(.+/)?(pass_rate|pass_rate_se|prompts|samples)")
 TOTALS = ("devices_total", "wall_s", "compute")  # of a ledger
-BY_STEPS = {"by": "steps", "max_compute": 0.0}  # where nothing says how a run ended
 
 
 def keep_curves(sweep: Sweep, out: Path) -> None:
@@ -77,8 +76,9 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
 def go_on_from(curves: Path, sweep: Sweep, configs: Mapping[str, Config]) -> None:
     """Give the sweep the runs that ended in an earlier sitting, and what halving decided, from their curves.
 
-    Their folders hold evaluations, ledger and configuration, without checkpoints; a run that has a folder is
-    left alone. ConfigError if the curves are of another sweep, or of other models, data or verifiers.
+    Their folders hold evaluations, ledger and configuration, but no checkpoint: a run that ended at a rung
+    before the budget, and is to go on, begins again. A run that has a folder is left alone. ConfigError if
+    the curves are of another sweep, or of other models, data or verifiers.
     """
     _check_free(curves, sweep)
     if not (curves / CURVES).is_file():
@@ -87,12 +87,14 @@ def go_on_from(curves: Path, sweep: Sweep, configs: Mapping[str, Config]) -> Non
     if not (sweep.folder / STATUS).exists():
         replace(load_status(curves), folder=sweep.folder).write()
     tables, ledgers = read_tables(curves / CURVES / "*")[1], json.loads((curves / LEDGER).read_text())
-    for run in sweep.runs:
-        ledger = ledgers["runs"].get(run.name, {"ended": {}})
-        ended = ledger.get("ended", BY_STEPS)
-        if run.folder.exists() or not ended:
+    stopped = load_status(sweep.folder).stopped
+    for seed, run in ((seed, run) for runs in sweep.groups.values() for seed, run in enumerate(runs)):
+        ledger = ledgers["runs"].get(run.name, {})
+        ended = ledger.get("ended")
+        early = ended and ended["by"] == "compute" and ended["max_compute"] < sweep.budget
+        if run.folder.exists() or not ended or (early and run.recipe not in stopped):
             continue
-        config = replace(configs[run.recipe], run_dir=str(run.folder))
+        config = replace(configs[run.recipe], run_dir=str(run.folder), seed=seed)
         settings = of_config(_without_machine(yaml.safe_load(to_yaml(config))), "eval/pass_rate")
         for key, value in settings.items():
             if (before := str(tables[run.name][0].get(key, value))) != value:

@@ -259,10 +259,15 @@ def test_paired_axes_are_one_and_several_recipes_are_one_too(tmp_path: Path) -> 
 def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another machine, another sitting: only the third run of grpo is trained, and all are kept again."""
+    """Another machine, another sitting: two runs are trained, and all are kept again."""
     kept = shutil.copytree(folder.parent / "kept", tmp_path / "kept")
     ledgers = json.loads((kept / "ledger.json").read_text())
     ledgers["runs"]["dapo-2"]["ended"] = {}  # it was stopped amid its steps
+    rung = {"by": "compute", "max_compute": LAST / 4, "why": ""}
+    for name in ("dapo-1", "grpo-0"):  # halving has stopped grpo at that rung; dapo is to go on
+        ledgers["runs"][name]["ended"] = rung
+    stopped = {"grpo": {"share": 0.25, "probability": 0.0}}
+    (kept / "status.json").write_text(json.dumps({"stopped": stopped, "decided": [0.25]}))
     (kept / "ledger.json").write_text(json.dumps(ledgers))
     table = gzip.decompress((kept / "curves.csv.gz").read_bytes()).decode()
     table = re.sub(r",(data|held-out set|samples per prompt|scorer)(?=[,\n])", r",invented \1", table)
@@ -273,7 +278,7 @@ def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
         for run in runs:
             if not complete(run.folder, compute):
                 trained.append(run.name)
-                shutil.copytree(folder / "dapo-2", run.folder)
+                shutil.copytree(folder / run.name, run.folder)
 
     monkeypatch.setattr("trainer.sweep.__main__.train", train)
     monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda *_: "")
@@ -283,10 +288,11 @@ def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
     words = ["scalerl", "dapo", "grpo", "--task", "arithmetic", "--seeds", "3", "--budget", str(LAST)]
     words += ["--out", str(tmp_path / "new"), "--keep-curves", str(kept), "--", "--model.path=my-model"]
     before = read(load(kept))[0]
-    assert main(words) == 0 and trained == ["dapo-2"], capsys.readouterr().err
+    assert main(words) == 0 and trained == ["dapo-1", "dapo-2"], capsys.readouterr().err
     again = read(load(kept))[0]
     for name in LAWS:
         assert [r.curve.points for r in again[name]] == [r.curve.points for r in before[name]]
+    assert yaml.safe_load((tmp_path / "new" / "scalerl-2" / "config.yaml").read_text())["seed"] == 2
     assert main([*words[:-1], "--model.path=another"]) == 2
     assert "its overrides is" in capsys.readouterr().err
     table = table.replace("my-model", "older-model")
