@@ -143,10 +143,13 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
 
 
 def copy_tokenizer(model: str, run_dir: str) -> None:
-    """Put the model's tokenizer into the run's folder, to show tokens before there is a checkpoint."""
-    file, copy = Path(model, TOKENIZER), Path(run_dir, TOKENIZER)
-    if file.is_file() and not copy.exists():
-        shutil.copyfile(file, copy)
+    """Put the model's tokenizer into the run's folder, to show tokens before there is a checkpoint. One that
+    stands there may be another model's, of a start that failed."""
+    copy = Path(run_dir, TOKENIZER)
+    part = copy.with_suffix(".part")
+    if (file := Path(model, TOKENIZER)).is_file():
+        shutil.copyfile(file, part)
+        part.replace(copy)
 
 
 def kept_at(checkpoint: Path) -> float:

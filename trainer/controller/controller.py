@@ -205,9 +205,9 @@ class Controller:
             batch = replace(build_batch(groups, *settings), publish=publish, steps=steps)
             done = await self._wait_for(self.learner.train(batch), f"learner: optimizer step {step}")
             self.journal.trained(step, minibatch)
-            self.journal.learned(step, groups, batch, done.tokens)
             self.version = done.version
             if minibatch.epoch == 0:
+                self.journal.learned(step, groups, batch, done.tokens)
                 self._moments = moments
                 for group in minibatch.generated:
                     self.sampler.record(group)

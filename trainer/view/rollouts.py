@@ -5,11 +5,15 @@ the files: 10,000 groups of 16 completions would be gigabytes.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from trainer.controller.journal import SEGMENT_GROUPS, segments
 
 TOKENS = b'"tokens": "'  # before the packed tokens in a line
 PART = 1 << 22  # bytes of the journal that are read at once
@@ -103,16 +107,22 @@ class Rollouts:
 
     folder: Path
     entries: dict[int, Entry] = field(default_factory=dict)
-    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file
+    read: dict[Path, tuple[int, int]] = field(default_factory=dict)  # of each file: inode, bytes
 
     def progress(self) -> tuple[int, int]:
         """Bytes that are read, and all that there are."""
-        return sum(self.read.values()), sum(path.stat().st_size for path in self._files())
+        sizes = list[int]()
+        for path in segments(self.folder):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                sizes.append(path.stat().st_size)
+        return sum(size for _, size in list(self.read.values())), sum(sizes)
 
     def update(self, seconds: float) -> bool:
         """Read on for so long at most; True if all is read. The newest files come first at the beginning."""
-        end = time.monotonic() + seconds
-        for path in reversed(self._files()):
+        end, files = time.monotonic() + seconds, segments(self.folder)
+        for path in self.read.keys() - set(files):  # pruned, or moved away
+            self._drop(path)
+        for path in reversed(files):
             while self._read_part(path):
                 if time.monotonic() > end:
                     return False
@@ -126,8 +136,9 @@ class Rollouts:
         rows, place, end = list[dict[str, Any]](), start, time.monotonic() + SEARCH_S
         while place < len(chosen) and len(rows) < count:
             entry = chosen[place]
-            if not query.text or self._has_text(entry, query.text.lower()):
-                rows.append(entry.row())
+            with suppress(NoGroupError, ValueError):  # its file was deleted or replaced since `update`
+                if not query.text or self._has_text(entry, query.text.lower()):
+                    rows.append(entry.row())
             place += 1
             if query.text and time.monotonic() > end:
                 break
@@ -147,16 +158,21 @@ class Rollouts:
         learned = json.loads(_line(entry.learned)) if entry.learned else {}
         return entry, json.loads(_line(entry.finished)), learned
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.jsonl"))
+    def _drop(self, path: Path) -> None:
+        """Forget a file and its groups."""
+        del self.read[path]
+        for group_id in [i for i in self.entries if i // SEGMENT_GROUPS == int(path.stem)]:
+            del self.entries[group_id]
 
     def _read_part(self, path: Path) -> bool:
         """Read the next lines of a file; False at its end, where a half-written line may stand."""
-        place = self.read.get(path, 0)
         try:
-            if path.stat().st_size == place:
-                return False
             with path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                inode, place = self.read.setdefault(path, (about.st_ino, 0))
+                if inode != about.st_ino or about.st_size < place:  # the run has begun anew in its folder
+                    self._drop(path)
+                    place = 0
                 file.seek(place)
                 data = file.read(PART)
                 if b"\n" not in data:  # a line of a long group, or one that is being written
@@ -166,7 +182,7 @@ class Rollouts:
         whole = data.rfind(b"\n") + 1
         for start, line in _lines(data[:whole]):
             self._take(line, (path, place + start, len(line)))
-        self.read[path] = place + whole
+        self.read[path] = about.st_ino, place + whole
         return whole > 0
 
     def _entry(self, group_id: int) -> Entry:

@@ -135,6 +135,8 @@ def test_a_round_cut_short_keeps_its_groups_steps(tmp_path: Path, stop: int, mor
     expected = dict(enumerate([0, 0, 1, 1, *more]))
     steps = {r["issued"]: r["step"] for r in journal(config, "issued")}
     assert {i: steps[i] for i in expected} == expected
+    first_epochs = {r["trained"] for r in journal(config, "trained") if "first" in r}
+    assert {r["step"] for r in journal(config, "learned")} == first_epochs
     for request in engine.requests:  # 10 of 40 tokens, and 3 more a step
         group_id = int(request.request_id[1:].split(".")[0])
         if request.request_id[0] == "g" and group_id in expected:

@@ -66,18 +66,40 @@ def test_what_a_run_writes_meanwhile_is_read_once_its_line_is_whole(tmp_path: Pa
     with file.open("ab") as out:
         out.write(again[:99])
         out.flush()
-        assert run.rollouts.update(1.0) and 6 not in ids(run.rollouts)
+        assert run.rollouts.update(60.0) and 6 not in ids(run.rollouts)
         out.write(again[99:])
-    assert run.rollouts.update(1.0) and ids(run.rollouts, text="calculate 6") == [6]
+    assert run.rollouts.update(60.0) and ids(run.rollouts, text="calculate 6") == [6]
     with file.open("ab") as out:
         out.write(b'{"issued": 6, "epoch": 1, "prompt_id": "x", "step": 0}\n')  # a resume does it again
-    run.rollouts.update(1.0)
+    run.rollouts.update(60.0)
     assert 6 not in ids(run.rollouts)
     file.unlink()  # as pruning does
     with pytest.raises(NoGroupError, match="deleted"):
         run.rollouts.record(3)
     with pytest.raises(NoGroupError, match="no finished group 77"):
         run.rollouts.record(77)
+
+
+def test_pruned_files_leave_the_table_and_break_no_search(tmp_path: Path) -> None:
+    (run,) = opened(write_view_run(tmp_path / "run"))
+    (tmp_path / "run/journal/000000.jsonl").unlink()
+    assert ids(run.rollouts, text="calculate") == []  # before the next look at the folder
+    assert run.rollouts.update(60.0) and ids(run.rollouts) == [] and run.rollouts.progress() == (0, 0)
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_a_run_that_begins_anew_in_its_folder_is_read_from_its_beginning(tmp_path: Path, groups: int) -> None:
+    folder = write_view_run(tmp_path / "run")
+    (run,) = opened(folder)
+    (folder / "journal").rename(folder / "before-1")
+    write_view_run(tmp_path / "again", groups, tokens=9)
+    (tmp_path / "again/journal").rename(folder / "journal")
+    assert run.rollouts.update(60.0) and ids(run.rollouts, text="calculate") == [*reversed(range(groups))]
+    assert run.rollouts.record(1)[1]["lengths"] == [9, 10, 11]
+    file = folder / "journal/000000.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:2]))  # the same inode
+    assert run.rollouts.update(60.0) and ids(run.rollouts) == [0]
 
 
 def test_a_step_over_two_files_of_the_journal_is_known_to_both(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from report_folder import HOSTILE
 from view_run import ask, opened, serving, write_view_run
 
-from trainer.run_folder import ENDED
+from trainer.run_folder import ENDED, copy_tokenizer
 from trainer.view.__main__ import main
 from trainer.view.page import live_page, report_page
 from trainer.view.state import open_run
@@ -84,6 +84,16 @@ def test_a_folder_without_a_run_is_one_clear_line(
     assert main([str(tmp_path)]) == 2 and main([str(tmp_path / "none")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ") and "config.yaml" in first and "no such folder" in second
+
+
+def test_the_tokenizer_is_that_of_the_last_start(tmp_path: Path) -> None:
+    for name in ("a", "b", "without"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(name)
+    (tmp_path / "without/tokenizer.json").unlink()
+    for name in ("a", "b", "without"):
+        copy_tokenizer(str(tmp_path / name), str(tmp_path))
+    assert (tmp_path / "tokenizer.json").read_text() == "b" and len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
