@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from trainer.config import ConfigError
 from trainer.scaling.layout import short_names
@@ -72,7 +73,7 @@ def _serve(runs: Sequence[RunState], port: int) -> int:
     except (OSError, OverflowError) as e:
         raise ConfigError(f"--port {port}: {getattr(e, 'strerror', e)}; give another one, or none") from e
     token, port = os.environ.get(TOKEN) or secrets.token_urlsafe(24), listener.getsockname()[1]
-    print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
+    print(f"http://127.0.0.1:{port}/?token={quote(token, safe='')}", flush=True)
     print("Ctrl-C ends it; the runs go on", file=sys.stderr)
     with suppress(KeyboardInterrupt), listener:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

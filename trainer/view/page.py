@@ -1,7 +1,5 @@
 """The page's text: one file with its style and script, for the server or with all data in it."""
 
-import base64
-import hashlib
 import html
 import json
 import re
@@ -14,20 +12,20 @@ from trainer.config import ConfigError
 from trainer.scaling.layout import short_names
 from trainer.scaling.reading.read import read_inputs
 from trainer.scaling.report.charts import as_script
-from trainer.scaling.report.page import page, resource
+from trainer.scaling.report.page import page, resource, script_digest
 from trainer.scaling.report.run import runs_of
 from trainer.view.rollouts import NoGroupError, Query
 from trainer.view.state import RunState
 from trainer.view.tokens import group_view
 
-EXPORTED_GROUPS, EXPORTED_BYTES = 200, 24_000_000  # at most, in a file that is sent
+EXPORTED_GROUPS, EXPORTED_BYTES = 200, 24_000_000  # at most in an exported file; runs have equal shares
 
 
 def live_page(data: str = "null", scripts: Sequence[str] = ()) -> tuple[str, str]:
     """The page, and its Content-Security-Policy, which lets only its script run, and `scripts`."""
     template = (files("trainer.view") / "page.html").read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
-    allowed = " ".join(f"'sha256-{_digest(text)}'" for text in (script, *scripts))
+    allowed = " ".join(f"'sha256-{script_digest(text)}'" for text in (script, *scripts))
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; "
         "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'"
@@ -58,14 +56,15 @@ def _note(text: str) -> str:
 
 
 def export(runs: Sequence[RunState], out: Path) -> tuple[int, int]:
-    """Write one self-contained file; returns how many groups are in it, and how many there are."""
+    """Write one self-contained file; returns how many groups are in it, and how many there are. A run has at
+    least one, however large."""
     data: dict[str, Any] = {
         "runs": [],
         "rows": [],
         "groups": [],
         "report": report_page([r.folder for r in runs]),
     }
-    size, written, total = 0, 0, 0
+    written, total = 0, 0
     for run in runs:
         while not run.rollouts.update(60.0):
             pass
@@ -73,14 +72,14 @@ def export(runs: Sequence[RunState], out: Path) -> tuple[int, int]:
         data["runs"].append(run.view())
         rows = run.rollouts.page(Query(), 0, 1 << 40)["rows"]
         total += len(rows)
-        shown, groups = [], {}
+        shown, groups, size = list[dict[str, Any]](), dict[str, Any](), 0
         for row in _chosen(rows, EXPORTED_GROUPS // len(runs)):
             try:
-                view = group_view(run.folder, *run.rollouts.record(row["id"]))
+                view = group_view(run.folder, *run.rollouts.record(row["id"]), whole=True)
             except NoGroupError:  # deleted meanwhile
                 continue
             size += len(json.dumps(view))
-            if size > EXPORTED_BYTES:
+            if shown and size > EXPORTED_BYTES // len(runs):
                 break
             shown.append(row)
             groups[str(row["id"])] = view
@@ -101,7 +100,3 @@ def _chosen(rows: Sequence[Any], count: int) -> list[Any]:
     half = max(1, count // 2)
     rest = rows[half:]
     return [*rows[:half], *(rest[i * len(rest) // half] for i in range(half))]
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

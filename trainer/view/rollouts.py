@@ -38,7 +38,7 @@ class Entry:
     task: str = ""
     answer: Any = None
     lengths: Sequence[int] = ()  # tokens
-    rewards: Sequence[float] = ()
+    rewards: Sequence[float | None] = ()  # None: not a number
     outcomes: Sequence[str] = ()
     truncated: Sequence[bool] = ()
     interrupted: Sequence[bool] = ()
@@ -95,8 +95,8 @@ class Query:
 ORDERS: dict[str, tuple[Any, bool]] = {  # key, and whether the largest comes first
     "newest": (lambda e: (e.step or 1 << 40, e.group_id), True),
     "oldest": (lambda e: (e.step or 1 << 40, e.group_id), False),
-    "lowest reward": (lambda e: (sum(e.rewards) / max(1, len(e.rewards)), e.group_id), False),
-    "highest reward": (lambda e: (sum(e.rewards) / max(1, len(e.rewards)), e.group_id), True),
+    "lowest reward": (lambda e: (_mean(e.rewards), e.group_id), False),
+    "highest reward": (lambda e: (_mean(e.rewards), e.group_id), True),
     "longest": (lambda e: (max(e.lengths, default=0), e.group_id), True),
 }
 
@@ -224,6 +224,10 @@ class Rollouts:
         if needle.isascii() and written not in data.lower():  # other letters have cases that bytes lack
             return False
         return any(needle in text.lower() for text in _texts(json.loads(data)))
+
+
+def _mean(rewards: Sequence[float | None]) -> float:
+    return sum(reward or 0.0 for reward in rewards) / max(1, len(rewards))
 
 
 def _within(value: float | None, low: float | None, high: float | None) -> bool:

@@ -4,6 +4,7 @@ No path of a request reaches the file system: runs are numbers, groups are numbe
 """
 
 import asyncio
+import logging
 import secrets
 import socket
 import time
@@ -38,7 +39,8 @@ class View:
         self.runs, self.token, self.port = runs, token, port
         self.cookie = f"sigmoid-rl-{port}"  # cookies do not know ports
         self._pool = ThreadPoolExecutor(1)  # one drawing at a time
-        self._report, self._due, self._of = "", 0.0, 0  # page, when again, of how many evaluations and steps
+        self._report, self._due = "", 0.0  # page, and when it may be drawn again
+        self._drawn = 0  # steps and evaluations in it
 
     def application(self) -> web.Application:
         """The routes, behind the token."""
@@ -60,27 +62,32 @@ class View:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what has no token, or comes by another name (DNS rebinding)."""
+        answer = await self._answer(request, handler)
+        answer.headers.update(HEADERS)
+        return answer
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.host not in (f"127.0.0.1:{self.port}", f"localhost:{self.port}"):
             return _refuse(403, f"expected 127.0.0.1:{self.port} as the host")
         asked, known = request.query.get("token", ""), request.cookies.get(self.cookie, "")
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not any(secrets.compare_digest(self.token.encode(), x.encode()) for x in (asked, known, bearer)):
+        if not any(secrets.compare_digest(_bytes(self.token), _bytes(x)) for x in (asked, known, bearer)):
             return _refuse(
                 403, "the token is missing or wrong; open the address that `sigmoid-rl view` printed"
             )
-        answer: web.StreamResponse
         if asked:  # out of the address, into a cookie; the part after # stays
             answer = web.Response(status=303, headers={"Location": "/"})
             answer.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict")
-        else:
-            try:
-                answer = await handler(request)
-            except web.HTTPException as e:
-                answer = _refuse(e.status, e.reason)
-            except (ConfigError, NoGroupError, ValueError) as e:
-                answer = _refuse(400, str(e))
-        answer.headers.update(HEADERS)
-        return answer
+            return answer
+        try:
+            return await handler(request)
+        except web.HTTPException as e:
+            return _refuse(e.status, e.reason)
+        except (ConfigError, NoGroupError, ValueError) as e:
+            return _refuse(400, str(e))
+        except Exception as e:  # a fault of this program; its traceback is for the terminal
+            logging.getLogger(__name__).exception("no answer to %s", request.path)
+            return _refuse(500, f"{type(e).__name__}: {e}")
 
     async def _page(self, request: web.Request) -> web.Response:
         text, policy = live_page()
@@ -112,8 +119,8 @@ class View:
         for run in self.runs:
             run.update()
         size = sum(run.step + run.evaluations for run in self.runs)
-        if not self._report or (size != self._of and time.monotonic() > self._due):
-            self._of, began = size, time.monotonic()
+        if not self._report or (size != self._drawn and time.monotonic() > self._due):
+            self._drawn, began = size, time.monotonic()
             folders = [run.folder for run in self.runs]
             loop = asyncio.get_running_loop()
             self._report = await loop.run_in_executor(self._pool, report_page, folders)
@@ -153,6 +160,11 @@ def _number(request: web.Request, name: str) -> int:
     if not raw.isascii() or not raw.isdecimal() or len(raw) > 12:
         raise ValueError(f"{name}: expected a number from 0, given {raw[:40]!r}")
     return int(raw)
+
+
+def _bytes(text: str) -> bytes:
+    """UTF-8, and the bytes of a header that were none: aiohttp has those as surrogates."""
+    return text.encode(errors="surrogateescape")
 
 
 def _refuse(status: int, text: str) -> web.Response:

@@ -40,14 +40,15 @@ def pieces(run: Path, token_ids: NDArray[np.int32]) -> list[str]:
 
 def group_view(
     run: Path, entry: Entry, record: Mapping[str, Any], learned: Mapping[str, Any], start: int = 0,
-    only: int | None = None,
+    only: int | None = None, whole: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A group for the page: its prompt, and of each rollout (or of the one numbered `only`) the tokens from
-    `start` on, as many as fit."""
+    `start` on: all if `whole`, or as many as fit."""
     columns = {name: split(lengths, flat) for name, (lengths, flat) in unpack(record).items()}
     scores = unpack_learned(learned, columns["sampled"])
     numbers = range(len(record["lengths"])) if only is None else [only]
-    span = slice(start, start + AT_ONCE // len(numbers))
+    count = max(record["lengths"]) if whole else AT_ONCE // len(numbers)
+    span = slice(start, start + count)
     shown = [columns["token_ids"][i][span] for i in numbers]
     texts = iter(pieces(run, np.concatenate([*shown, np.zeros(0, np.int32)])))
     rollouts = []
@@ -71,18 +72,18 @@ def _blocks(
     sampled: NDArray[np.bool_], span: slice, turns: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Runs of tokens that the model sampled, or that were put in: `end` is relative to the span's start."""
-    said = [n for n, turn in enumerate(turns) if turn["role"] == "assistant" and "tokens" in turn]
+    sampled_turns = [n for n, turn in enumerate(turns) if turn["role"] == "assistant" and "tokens" in turn]
     blocks, place, number = list[dict[str, Any]](), 0, -1
-    for mine, run in groupby(sampled.tolist()):
+    for is_sampled, run in groupby(sampled.tolist()):
         place += len(list(run))
-        number += mine
-        block: dict[str, Any] = {"sampled": mine, "end": min(place, span.stop) - span.start}
-        if mine and number < len(said):
-            turn = turns[said[number]]
+        number += is_sampled
+        block: dict[str, Any] = {"sampled": is_sampled, "end": min(place, span.stop) - span.start}
+        if is_sampled and number < len(sampled_turns):
+            turn = turns[sampled_turns[number]]
             block["reward"] = turn.get("reward")
             block["calls"] = [call["function"]["name"] for call in turn.get("tool_calls", ())]
-        elif not mine and 0 <= number < len(said) and said[number] + 1 < len(turns):
-            role = turns[said[number] + 1]["role"]
+        elif 0 <= number < len(sampled_turns) and sampled_turns[number] + 1 < len(turns) and not is_sampled:
+            role = turns[sampled_turns[number] + 1]["role"]
             block["role"] = "environment" if role == "user" else role
         if place > span.start and (not blocks or blocks[-1]["end"] < span.stop - span.start):
             blocks.append(block)

@@ -2,7 +2,9 @@
 
 import json
 import re
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_folder import HOSTILE
@@ -10,8 +12,9 @@ from view_run import ask, opened, serving, write_view_run
 
 from trainer.run_folder import ENDED, copy_tokenizer
 from trainer.view.__main__ import main
-from trainer.view.page import live_page, report_page
+from trainer.view.page import export, live_page, report_page
 from trainer.view.state import open_run
+from trainer.view.tokens import group_view
 
 BEARER = {"Authorization": "Bearer secret"}
 
@@ -86,6 +89,42 @@ def test_a_folder_without_a_run_is_one_clear_line(
     assert first.startswith("error: ") and "config.yaml" in first and "no such folder" in second
 
 
+def test_no_bytes_in_a_request_and_no_fault_bring_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = opened(write_view_run(tmp_path / "run"))
+    with serving(runs) as port:
+        for headers in ({"Authorization": "Bearer \xff\xfe"}, {"Cookie": f"sigmoid-rl-{port}=\xff"}):
+            status, answer, back = ask(port, "/", **headers)
+            assert status == 403 and "token" in answer["error"]
+            assert back["X-Content-Type-Options"] == "nosniff"
+        status, _, back = ask(port, "/", Host="evil.example", **BEARER)
+        assert status == 403 and back["X-Frame-Options"] == "SAMEORIGIN"
+        runs[0].rollouts.entries[0].rewards = [None, 1.0, 0.0]  # as the journal has NaN
+        for order in ("lowest reward", "highest reward"):
+            page = ask(port, f"/api/groups?order={order.replace(' ', '+')}", **BEARER)[1]
+            assert len(page["rows"]) == 6
+        monkeypatch.setattr(runs[0].rollouts.__class__, "page", lambda *args: 1 / 0)
+        status, answer, back = ask(port, "/api/groups", **BEARER)
+        assert (status, answer) == (500, {"error": "ZeroDivisionError: division by zero"})
+        assert back["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_printed_address_quotes_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def no_serve(view: Any, listener: socket.socket) -> None:
+        assert view.token == "a&b /#"
+
+    monkeypatch.setenv("SIGMOID_RL_TOKEN", "a&b /#")
+    monkeypatch.setattr("trainer.view.server.serve", no_serve)
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    (tmp_path / "config.yaml").write_text("pipeline: {steps: 3}\n")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip().endswith("/?token=a%26b%20%2F%23")
+
+
 def test_the_tokenizer_is_that_of_the_last_start(tmp_path: Path) -> None:
     for name in ("a", "b", "without"):
         (tmp_path / name).mkdir()
@@ -105,15 +144,27 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
 
 
 def test_the_exported_file_holds_curve_groups_and_tokens_and_hostile_text_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer.view.tokens.AT_ONCE", 15)  # rollouts are whole nevertheless
     folder, out = write_view_run(tmp_path / "run"), tmp_path / "out.html"
     assert main([str(folder), "--export", str(out)]) == 0
     assert "6 of 6 groups" in capsys.readouterr().out
     text = out.read_text()
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)[0])
     assert set(data["groups"][0]) == {str(i) for i in range(6)} and len(data["rows"][0]) == 6
+    assert [len(r["tokens"]["text"]) for r in data["groups"][0]["0"]["rollouts"]] == [12, 13, 14]
     assert "Reward over compute" in data["report"] and data["groups"][0]["3"]["rollouts"][0]["blocks"]
     assert text.count("<script") == 2 and "http://" not in text.replace("http://www.w3.org", "")
     policy, scripts = live_page()[1], re.findall(r"'sha256-[^']+'", text)
     assert scripts[0] in policy and len(set(scripts)) == 2  # the page's and the report's
+
+
+def test_each_run_has_its_share_of_an_exported_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_view_run(tmp_path / "run")
+    (run,) = opened(folder)
+    sizes = [len(json.dumps(group_view(folder, *run.rollouts.record(i)))) for i in (5, 4)]
+    monkeypatch.setattr("trainer.view.page.EXPORTED_BYTES", 2 * sum(sizes))
+    assert export(opened(folder, folder), tmp_path / "two.html") == (4, 12)
+    monkeypatch.setattr("trainer.view.page.EXPORTED_BYTES", 1)
+    assert export([run], tmp_path / "one.html") == (1, 6)  # a group that is too large alone

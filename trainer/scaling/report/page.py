@@ -58,7 +58,6 @@ def page(runs: Sequence[Run], same_metric: bool = False, frontiers: Sequence[Blo
     """
     unit = same_unit([r.curve for r in runs])
     style, script = (resource(f"page.{ending}") for ending in ("css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     ahead, names = budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
     return (
@@ -77,7 +76,7 @@ def page(runs: Sequence[Run], same_metric: bool = False, frontiers: Sequence[Blo
             budgets=ahead,
             style=Markup(style),
             script=Markup(script),
-            script_digest=Markup(digest),
+            script_digest=Markup(script_digest(script)),
             data=Markup(as_script(chart_data(runs))),
             runs=views,
             whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
@@ -208,6 +207,11 @@ def _turn_view(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
 def _cut(text: str, most: int) -> str:
     more = len(text) - most
     return text[:most] + (f" … ({more:,} more characters)" if more > 0 else "")
+
+
+def script_digest(script: str) -> str:
+    """The SHA-256 of a script as a Content-Security-Policy has it."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def resource(name: str) -> str:
