@@ -88,7 +88,7 @@ class _NoJournal:
     def record(self, *args: Any) -> None:
         """Writes nothing."""
 
-    issued = finished = trained = record
+    issued = finished = trained = learned = record
 
 
 def run(
