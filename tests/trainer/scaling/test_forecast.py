@@ -1,5 +1,6 @@
 """Promises of the live forecast: its intervals hold; a run that leaves its curve raises an alarm."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from simulated import measured
 
 from trainer.scaling import EvalPoint, Sigmoid
+from trainer.scaling.curve.fit import fit_curve
+from trainer.scaling.curve.sigmoid import curve_of
 from trainer.scaling.forecast import Forecast, describe_recommendation, forecast
+from trainer.scaling.text import gain
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 SD = 0.01
@@ -129,3 +133,21 @@ def test_a_few_points_that_fall_have_no_forecast_and_flat_ones_a_wide_one() -> N
     assert flat.end is not None and flat.end.low < 0.52 and flat.end.high > 0.6
     risen = forecast([EvalPoint(i, float(i), 0.3 + 0.6 * (i > 0), 0.01) for i in range(4)], 60.0, None)
     assert risen.fit.has_forecast and risen.recommendation == "none"  # three points are too few to act on
+
+
+def test_rewards_of_0_alone_leave_it_open_when_the_run_takes_off() -> None:
+    """Their scatter of 0 was taken for the noise: 0.000 to 0.000 at twice the compute."""
+    points = [EvalPoint(i, float(i), 0.0, 0.0) for i in range(9)]
+    stays = forecast(points, 16.0, None)
+    assert "flat" in stays.fit.flags and stays.recommendation == "none"
+    assert stays.end is not None and stays.end.high > 0.1 and stays.fit.at_2x.high > 0.1
+    assert stays.gain_probability is not None and stays.gain_probability > 0.2
+    assert "It stays" not in gain(stays.fit) and "usual errors" in stays.fit.noise
+    few = forecast(points[:4], 16.0, None)
+    assert few.end is not None and few.end.high > 0.1
+    once = forecast([*points[:5], EvalPoint(5, 5.0, 1 / 64, 0.0), *points[6:]], 16.0, None)
+    assert once.fit.at_2x.high > 0.1 and "It stays" not in gain(once.fit)
+    solved = fit_curve(curve_of("", "", [replace(p, pass_rate=1.0) for p in points]))
+    assert solved.at_2x.low < 0.9999 and "It stays" in gain(solved)
+    evaluation = solved.evaluation(EvalPoint(0, 16.0, 1.0, 0.0))
+    assert evaluation.high - evaluation.low > 0.002

@@ -211,6 +211,9 @@ def test_the_error_is_found_given_or_binomial(tmp_path: Path) -> None:
     binomial = reading_of(path, "--samples", 1600)
     assert binomial.curve.points[0].pass_rate_se == pytest.approx(0.01)  # sqrt(.2 × .8 / 1600)
     assert "1600 samples" in binomial.error
+    never = write_csv(tmp_path / "never.csv", {"step": [1, 2], "reward": [0.0, 1.0]})
+    errors = [p.pass_rate_se for p in curve_at(never, "--samples", 62).points]
+    assert errors == pytest.approx([math.sqrt(1 / 64 * 63 / 64 / 62)] * 2)  # (k + 1) / (n + 2)
     path = write_csv(tmp_path / "b.csv", {"gpu_hours": [1], "reward": [0.2], "reward_std": [0.3]})
     assert curve_at(path).points[0].pass_rate_se == 0.0  # a deviation of samples is no error of their mean
     path = write_csv(tmp_path / "c.csv", {"step": [1, 2], "reward": [-0.5, 1.0], "se": [0.1, 0.0]})

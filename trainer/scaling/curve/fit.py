@@ -33,6 +33,7 @@ from trainer.scaling.curve.shape import UNLIKELY, another_shape
 from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, EvalPoint, Sigmoid, estimate, median
 
 REPORTED_ERRORS = "given standard errors"
+USUAL_ERRORS = "usual errors, since most rewards are the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Fit:
         """(n,) equally likely means of evaluations at the points' computes."""
         rewards = self.forecast.reward([p.compute for p in points]).mean(1)
         scale = 1.0 if math.isnan(self.overdispersion) else self.overdispersion
-        noise = usual_error(rewards) * scale
+        noise = usual_error(rewards) * (max(1.0, scale) if self.noise == USUAL_ERRORS else scale)
         if self.noise == REPORTED_ERRORS:
             error = max(MIN_SD, float(np.mean([p.pass_rate_se for p in points])))
             noise = np.full(len(rewards), error * max(1.0, scale))
@@ -160,6 +161,7 @@ def fit_curve(
         raise ConfigError(f"--within {within:g}: expected a reward between 0 and 1, such as 0.02")
     c, R0 = data.compute, data.R0
     content = np.concatenate([c, data.reward, data.sd, [-1.0 if R0 is None else R0, data.R0_se]])
+    noise = REPORTED_ERRORS if any(p.pass_rate_se > 0 for p in curve.points) else USUAL_ERRORS
     facts: dict[str, Any] = {
         "confidence": confidence,
         "within": within,
@@ -167,7 +169,7 @@ def fit_curve(
         "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
         "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
         "R0_reported": R0,
-        "noise": REPORTED_ERRORS if data.sd_known else "equal errors, from the residuals",
+        "noise": noise if data.sd_known else "equal errors, from the residuals",
         "data_hash": hashlib.sha256(content.tobytes()).hexdigest()[:16],
     }
     if len(c) >= MIN_POINTS:

@@ -43,16 +43,25 @@ def checked(curve: Curve) -> Data:
     known = bool((sd > 0).any())
     # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
     sd = np.where(sd > 0, sd, sd[sd > 0].min()) if known else usual_error(_smoothed(r))
+    unsaid = not known and _most_alike(r)
     if isinstance(first, EvalPoint) and not R0_se:
         error = sd.min(initial=EQUAL_ERROR) if known else float(usual_error(first.pass_rate))
-        return Data(c, r, sd, known, R0, float(error), R0_se_reported=False)
-    return Data(c, r, sd, known, R0, R0_se)
+        return Data(c, r, sd, known or unsaid, R0, float(error), R0_se_reported=False)
+    return Data(c, r, sd, known or unsaid, R0, R0_se)
 
 
 def usual_error(reward: ArrayLike) -> Array:
     """The sd of an evaluation where none is reported, but for a factor: as a share of answers has it."""
     p = np.clip(np.asarray(reward, np.float64), 0.02, 0.98)
     return np.asarray(2 * EQUAL_ERROR * np.sqrt(p * (1 - p)))
+
+
+def _most_alike(reward: Array) -> bool:
+    """True if over half of the rewards are the same, (n,), such as 0 before a run takes off.
+
+    Their scatter of 0 is no estimate of the noise: the usual error is then taken for a reported one.
+    """
+    return bool(len(reward)) and not np.median(np.abs(reward - np.median(reward)))
 
 
 def _smoothed(reward: Array) -> Array:

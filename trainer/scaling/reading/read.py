@@ -196,9 +196,11 @@ def _points(
             expected = _expected(rewards, log.rows[i], log.reward, options)
             raise ConfigError(f"row {i + 1}: {log.reward!r} is {log.rows[i][log.reward]}; {expected}")
         r = min(1.0, max(0.0, r))
-        points.append(
-            EvalPoint(step, c, r, math.sqrt(r * (1 - r) / options.samples) if options.samples else se)
-        )
+        if options.samples:
+            rare = 1 / (options.samples + 2)  # Laplace's rule, where none or all samples are right
+            p = min(1 - rare, max(rare, r))
+            se = math.sqrt(p * (1 - p) / options.samples)
+        points.append(EvalPoint(step, c, r, se))
     return points
 
 
