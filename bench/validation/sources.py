@@ -39,6 +39,16 @@ PARALLEL = True
 POPULATION = ROOT / "trainer" / "scaling" / "curve" / "population.json"
 SHARES = (0.25, 0.5)  # of the compute, from which runs are forecast
 GAINS = np.arange(0, 4.01, 0.25).tolist()  # a of the weights
+MADE_BY = (
+    "python -m bench validation.sources tinker-cog countdown-ppo gsm8k-grpo-ablation "
+    "'docs/study/curves.csv.gz/*@compute=compute/flops' "
+    "'docs/study-smollm2/curves.csv.gz/*@compute=compute/flops' --record"
+)
+ORIGINS = {  # of the folders, which are not in the repository
+    "tinker-cog": "https://github.com/thinking-machines-lab/tinker-cookbook",
+    "countdown-ppo": "https://github.com/kanishkg/TinyZero",
+    "gsm8k-grpo-ablation": "https://github.com/tonywang1990/gsm8k-grpo",
+}
 HEAD = (
     "source",
     "forecast from",
@@ -165,7 +175,7 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float])
         f"{share:.0%}",
         str(len(rows)),
         str(len(shown)),
-        f"{gains[name]:.2f}" if name in gains else "",
+        f"{GAINS[_nearest(gains[name])]:.2f}" if name in gains else "",
     ]
     if not shown:
         return [*counts, *"––––"]
@@ -179,8 +189,12 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float])
 
 def _forecast(row: Row, gains: dict[str, float]) -> list[float]:
     """The run's forecast by what the other sources say."""
-    i = int(np.abs(np.array(GAINS) - gains[row["source"]]).argmin())
-    return list(row["by_gain"][i])
+    return list(row["by_gain"][_nearest(gains[row["source"]])])
+
+
+def _nearest(a: float) -> int:
+    """The index in GAINS of the weight that is used for a."""
+    return int(np.abs(np.array(GAINS) - a).argmin())
 
 
 def _laws(runs: Sequence[Row], gains: dict[str, float]) -> str:
@@ -205,6 +219,9 @@ def _laws(runs: Sequence[Row], gains: dict[str, float]) -> str:
 def publish(head: Row, runs: Sequence[Row]) -> None:
     """Write the weight learned from all sources, as it is shipped."""
     counts = {name: len({row["run"] for row in runs if row["source"] == name}) for name in best(runs)}
-    sources = {name: {"runs": counts[name], "gain": a} for name, a in best(runs).items()}
-    content = {"made by": "python -m bench validation.sources SOURCES --record", "sources": sources}
+    sources = {
+        name: {"runs": counts[name], "gain": a} | ({"from": ORIGINS[name]} if name in ORIGINS else {})
+        for name, a in best(runs).items()
+    }
+    content = {"made by": MADE_BY, "sources": sources}
     POPULATION.write_text(json.dumps(content | {"gain": round(learned(runs), 2)}, indent=1) + "\n")

@@ -1,5 +1,6 @@
 """Promises of the comparison of sources: what is learned for a source is learned from the others alone."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,12 @@ def test_the_weight_of_a_source_is_the_mean_of_what_is_best_for_the_others_and_n
     assert ["a sigmoid", "25%", "2", "0.100", "0.100"] in lines
 
 
+def test_the_weight_that_is_printed_is_the_one_with_which_runs_are_forecast() -> None:
+    rows = [row(name, share, 1.0) for name in "abc" for share in sources.SHARES]
+    line = sources.describe({}, rows).splitlines()[2].split("|")
+    assert [line[5].strip(), line[6].strip()] == ["0.75", "0.250"]  # of 2/3, the nearest that was tried
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_run_is_measured_by_every_weight_and_law() -> None:
     c = np.arange(0.0, 25.0)
@@ -49,6 +56,8 @@ def test_a_run_is_measured_by_every_weight_and_law() -> None:
 
 def test_what_is_learned_is_written_with_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "POPULATION", tmp_path / "population.json")
-    sources.publish({}, [row("a", share, 3.0) for share in sources.SHARES])
-    text = (tmp_path / "population.json").read_text()
-    assert '"gain": 1.5' in text and '"runs": 1' in text
+    sources.publish({}, [row("tinker-cog", share, 3.0) for share in sources.SHARES])
+    content = json.loads((tmp_path / "population.json").read_text())
+    assert content["gain"] == 1.5 and content["sources"]["tinker-cog"]["runs"] == 1
+    assert "tinker-cookbook" in content["sources"]["tinker-cog"]["from"]
+    assert all(name in content["made by"] for name in sources.ORIGINS)
