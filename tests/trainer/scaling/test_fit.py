@@ -142,7 +142,7 @@ def test_mere_noise_identifies_no_ceiling() -> None:
         result = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
         assert not result.identified
         flags |= set(result.flags)
-    assert "poor-fit" in flags
+    assert "flat" in flags  # by the scatter, which is four times the reported errors
 
 
 def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
