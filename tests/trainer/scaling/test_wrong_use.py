@@ -99,7 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, compute = tmp_path_factory.mktemp("runs"), np.arange(500, 16_001, 500.0)
     full = simulated(LAW, compute, 0.005, 0)
     curves = {
-        "full": full, "copy": full, "few": simulated(LAW, compute[:2], 0.005, 0),
+        "full": full, "copy": full, "few": simulated(LAW, compute[:1], 0.005, 0),
         "low": with_rewards(simulated(LAW, compute[:16], 0.005, 1), {15: 0.35}),
         "c": simulated(LAW, compute, 0.005, 2), "falling": falling(),
         "flat": simulated(replace(LAW, A=0.3), compute, 0.0, None),
