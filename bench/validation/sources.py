@@ -25,7 +25,7 @@ import numpy as np
 from bench.harness import ROOT, Case, Row
 from bench.table import number, table
 from trainer.config import ConfigError
-from trainer.scaling.curve.average import DEFAULT, LAWS, gain_weights, resampled
+from trainer.scaling.curve.average import DEFAULT, LAWS, LawDraws, gain_weights, resampled
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.paper import NAMES, fit_family
 from trainer.scaling.curve.points import MIN_POINTS, averaged, checked, last_error
@@ -98,7 +98,8 @@ def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
 def weighted(fit: Fit, a: float) -> Fit:
     """The fit whose draws are weighted by their gain."""
     ahead = fit.forecast
-    parts = resampled(ahead.parts, gain_weights(ahead.parts, ahead.last, a))  # type: ignore[arg-type]
+    of_laws = [part for part in ahead.parts if isinstance(part, LawDraws)]
+    parts = resampled(of_laws, gain_weights(of_laws, ahead.last, a))
     return replace(fit, averaged_draws=replace(ahead, parts=tuple(parts)))
 
 
@@ -114,7 +115,9 @@ def laws(fit: Fit, seen: Curve, points: Sequence[EvalPoint]) -> dict[str, float]
     compute = [p.compute for p in points]
     by_law: dict[str, list[Array]] = {}
     for part in fit.forecast.parts:
-        by_law.setdefault(LAWS[part.family.law], []).append(np.clip(part.reward(compute), 0, 1).mean(1))  # type: ignore[union-attr]
+        if isinstance(part, LawDraws):
+            rewards = np.clip(part.reward(compute), 0, 1).mean(1)
+            by_law.setdefault(LAWS[part.family.law], []).append(rewards)
     values = {name: float(np.median(np.concatenate(x))) for name, x in by_law.items()}
     data = averaged(checked(seen))
     if len(data.compute) >= MIN_POINTS:

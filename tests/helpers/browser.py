@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -31,3 +32,28 @@ def chromium() -> Iterator[Any]:
         launched = playwright.chromium.launch(executable_path=path, args=list(START))
         yield launched
         launched.close()
+
+
+@dataclass
+class Watched:
+    """Pages of a browser, and what they said, met and asked for."""
+
+    browser: Any
+    contexts: list[Any] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # console messages and errors
+    requests: list[str] = field(default_factory=list)  # addresses
+
+    def open(self, address: str, **options: Any) -> Any:
+        """A page with this address, in a context of its own with these options."""
+        context = self.browser.new_context(**options)
+        self.contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda m: self.faults.append(m.text))
+        tab.on("pageerror", lambda e: self.faults.append(str(e)))
+        tab.on("request", lambda r: self.requests.append(r.url))
+        tab.goto(address)
+        return tab
+
+    def close(self) -> None:
+        for context in self.contexts:
+            context.close()

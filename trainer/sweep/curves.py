@@ -2,7 +2,7 @@
 
 FOLDER/curves.csv.gz  every evaluation of every run, and what runs must share to be compared
 FOLDER/ledger.json    of each run: compute, wall time, seconds in each state, scheme, dtype, how it ended
-FOLDER/sweep.yaml     what was asked for; with status.json, what came of it
+FOLDER/sweep.yaml     the sweep's options; status.json: its errors, and the recipes that halving stopped
 """
 
 import csv

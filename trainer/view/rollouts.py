@@ -170,7 +170,7 @@ class Rollouts:
             with path.open("rb") as file:
                 about = os.fstat(file.fileno())
                 inode, place = self.read.setdefault(path, (about.st_ino, 0))
-                if inode != about.st_ino or about.st_size < place:  # the run has begun anew in its folder
+                if inode != about.st_ino or about.st_size < place:  # another run has begun in this folder
                     self._drop(path)
                     place = 0
                 file.seek(place)

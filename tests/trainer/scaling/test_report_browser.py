@@ -58,25 +58,18 @@ def named(run: Run, name: str) -> Run:
 @pytest.fixture
 def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Any]:
     """Opens a report; afterwards: no console message, no error, no request but the file itself."""
-    contexts, faults, requests = [], [], []
+    watched = browser.Watched(chromium)
 
     def opened(name: str, **options: Any) -> Any:
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda m: faults.append(m.text))
-        tab.on("pageerror", lambda e: faults.append(str(e)))
-        tab.on("request", lambda r: requests.append(r.url))
-        tab.goto(reports[name].as_uri())
+        tab = watched.open(reports[name].as_uri(), **options)
         if options.get("java_script_enabled", True):
             unfold(tab)
         return tab
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert faults == []
-    assert set(requests) <= {p.as_uri() for p in reports.values()} and requests
+    watched.close()
+    assert watched.faults == []
+    assert set(watched.requests) <= {p.as_uri() for p in reports.values()} and watched.requests
 
 
 def unfold(tab: Any) -> None:

@@ -39,26 +39,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def visit(chromium: Any, pages: dict[str, str]) -> Iterator[Any]:
     """Opens a page; afterwards: no console message, no error, no request to elsewhere."""
-    contexts, faults, requests = [], [], []
+    watched = browser.Watched(chromium)
 
     def visit(name: str, place: str = "", **options: Any) -> Any:
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda m: faults.append(m.text))
-        tab.on("pageerror", lambda e: faults.append(str(e)))
-        tab.on("request", lambda r: requests.append(r.url))
-        tab.goto(pages[name] + place)
+        tab = watched.open(pages[name] + place, **options)
         tab.wait_for_selector(".run")
         return tab
 
     yield visit
-    for context in contexts:
-        context.close()
-    assert faults == [] and requests
-    assert [
-        url for url in requests if not url.startswith((pages["live"].partition("?")[0], "file:", "data:"))
-    ] == []
+    watched.close()
+    assert watched.faults == [] and watched.requests
+    served = pages["live"].partition("?")[0], "file:", "data:"
+    assert [url for url in watched.requests if not url.startswith(served)] == []
 
 
 @pytest.mark.parametrize("name", ["live", "file"])
