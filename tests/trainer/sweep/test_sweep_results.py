@@ -19,6 +19,7 @@ from trainer.config import ConfigError
 from trainer.run_folder import complete
 from trainer.scaling.report import page
 from trainer.sweep.__main__ import main
+from trainer.sweep.progress import progress
 from trainer.sweep.results import read
 from trainer.sweep.spec import Run, load
 
@@ -292,6 +293,8 @@ def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
     again = read(load(kept))[0]
     for name in LAWS:
         assert [r.curve.points for r in again[name]] == [r.curve.points for r in before[name]]
+    shown, whole = progress(tmp_path / "new" / "scalerl-0"), progress(folder / "scalerl-0")
+    assert (shown.step, shown.compute) == (whole.step, whole.compute)
     assert yaml.safe_load((tmp_path / "new" / "scalerl-2" / "config.yaml").read_text())["seed"] == 2
     assert main([*words[:-1], "--model.path=another"]) == 2
     assert "its overrides is" in capsys.readouterr().err
