@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ahead_of_time import short, specialised
 from sass import instructions_in_loop, instructions_outside_products
 
 pytestmark = pytest.mark.timeout(1500)  # a generation takes two minutes on two idle cores
@@ -190,21 +191,6 @@ def compiled(
     }  # fmt: skip
 
 
-def specialised(kernel: Any, arguments: dict[str, Any]) -> Any:
-    """The compiler's input: the kernel with the types and known values of these arguments."""
-    from triton.compiler import ASTSource
-
-    signature, constants, attributes = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        signature[parameter.name], aligned = described(value, parameter)
-        if signature[parameter.name] == "constexpr":
-            constants[(i,)] = value
-        if aligned:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-
-
 def refused_ones(
     kernel: Any, arguments: dict[str, Any], options: dict[str, Any], capability: int
 ) -> dict[str, str]:
@@ -255,26 +241,6 @@ def disassembled(tools: Path, code: bytes) -> str:
         return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def described(value: Any, parameter: Any) -> tuple[str, bool]:
-    """(Triton's type of an argument, whether the compiler may assume that 16 divides it)."""
-    if parameter.is_constexpr:
-        return "constexpr", False
-    if hasattr(value, "block_shape"):
-        return f"tensordesc<{short(value.base.dtype)}{list(value.block_shape)}>", False
-    if isinstance(value, torch.Tensor):
-        return f"*{short(value.dtype)}", True
-    if isinstance(value, float):
-        return "fp32", False
-    if value == 1 and not parameter.do_not_specialize:
-        return "constexpr", False
-    return ("i32" if abs(value) < 2**31 else "i64"), value % 16 == 0 and not parameter.do_not_specialize
-
-
-def short(dtype: torch.dtype) -> str:
-    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
-    return names[dtype]
-
-
 @cache
 def report(capability: int, pattern: str = "") -> dict[str, dict[str, Any]]:
     """The program's output for the cases whose names match."""
@@ -282,8 +248,10 @@ def report(capability: int, pattern: str = "") -> dict[str, dict[str, Any]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if not (Path(find_spec("triton").origin).parent / "backends/nvidia/bin/cuobjdump").exists():  # type: ignore[union-attr,arg-type]
         pytest.skip("this Triton comes without cuobjdump, which disassembles what it compiles")
-    root = str(Path(__file__).parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
+    root = Path(__file__).parents[2]
+    kept["PYTHONPATH"] = os.pathsep.join(
+        [str(root), str(root / "tests/helpers"), *filter(None, [kept.get("PYTHONPATH")])]
+    )
     runs = [
         subprocess.Popen(
             [sys.executable, __file__, str(capability), str(part), pattern],

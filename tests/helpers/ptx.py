@@ -1,0 +1,224 @@
+"""PTX of Triton kernels, run block by block in NumPy: warps interleave at random between barriers.
+
+Lanes of a warp run together; where they part, those behind run first. What is not known here raises
+NotImplementedError, and what PTX leaves undefined PTXError.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ptx_memory import Access, Array, Memory, PTXError
+from ptx_ops import DType
+
+Mask = Array | None
+Step = Callable[["Warp", Mask], None]
+LANES = np.arange(32)
+PARAMETERS, SHARED, GLOBAL = 1 << 40, 0, 1 << 41
+"""Addresses where the kernel's arguments, shared memory and tensors begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    guard: str
+    """Empty, or the predicate, after "!" where it is negated."""
+    opcode: str
+    operands: tuple[str, ...]
+    text: str
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A parsed kernel."""
+
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    registers: dict[str, str] = field(default_factory=dict)
+    """Type of each register that has a name, and of each prefix of numbered ones."""
+    parameters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Offset and size of each argument, in bytes."""
+    parameter_bytes: int = 0
+    threads: int = 0
+
+    def places(self, *opcodes: str) -> list[int]:
+        """Where these instructions are in the code."""
+        return [i for i, x in enumerate(self.code) if x.opcode in opcodes]
+
+
+def parse(ptx: str) -> Kernel:
+    """The only kernel in a module. Names that a block in braces declares are made unique."""
+    kernel = Kernel()
+    head, body = re.sub(r"//.*", "", ptx).split(".entry", 1)[1].split("{", 1)
+    pattern = r"\.param (?:\.align (\d+) )?\.([a-z])(\d+)[^,)\[]*?(\w+)(?:\[(\d+)\])?\s*[,)]"
+    for align, _, bits, name, count in re.findall(pattern, head):
+        size = int(bits) // 8 * int(count or 1)
+        at = -(-kernel.parameter_bytes // int(align or size)) * int(align or size)
+        kernel.parameters[name], kernel.parameter_bytes = (at, size), at + size
+    if threads := re.search(r"\.reqntid (\d+)", head):
+        kernel.threads = int(threads[1])
+    scopes: list[dict[str, str]] = [{}]
+    for match in re.finditer(r"\s*(\{|\}|\$?\w+:(?!:)|\.(?:loc|pragma|section)[^\n;]*|[^;{}][^;]*;)", body):
+        token = match[1]
+        if token == "{":
+            scopes.append({})
+        elif token == "}":
+            scopes.pop()
+            if not scopes:
+                break
+        elif token.endswith(":"):
+            name = token[:-1] if len(scopes) == 1 else f"{token[:-1]}'{len(kernel.labels)}"
+            scopes[-1][token[:-1]], kernel.labels[name] = name, len(kernel.code)
+        elif declared := re.match(r"\.reg \.(\w+)\s+(.*);", token):
+            for register in declared[2].split(","):
+                kernel.registers[register.strip().split("<")[0]] = declared[1]
+        elif statement := re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*);", token, re.S):
+            renamed = {k: v for scope in scopes for k, v in scope.items() if k != v}
+            operands = tuple(renamed.get(x, x) for x in _operands(statement[3]))
+            text = re.sub(r"\s+", " ", token).strip()
+            kernel.code.append(Instruction(statement[1] or "", statement[2], operands, text))
+    return kernel
+
+
+def _operands(text: str) -> Iterator[str]:
+    """The operands, split at commas outside of brackets."""
+    for part in re.findall(r"(?:\{[^}]*\}|\[(?:\{[^}]*\}|[^\]])*\]|[^,{\[])+", text):
+        if part.strip():
+            yield part.strip()
+
+
+class Registers(dict[str, Array]):
+    """Values (32,) of registers, unsigned or bool; random before they are written."""
+
+    def __init__(self, width: Callable[[str], DType], rng: np.random.Generator) -> None:
+        self.width, self.rng = width, rng
+
+    def __missing__(self, name: str) -> Array:
+        t = self.width(name)
+        noise = self.rng.integers(0, 256, 32 * t.itemsize, np.uint8)
+        self[name] = noise > 127 if t.kind == "b" else noise.view(t)
+        return self[name]
+
+
+class Warp:
+    """The state of 32 lanes: registers as unsigned arrays (32,), and where the lanes are in the code."""
+
+    def __init__(self, number: int, block: "Block") -> None:
+        self.number, self.block = number, block
+        self.registers = Registers(block.program.width, block.noise)
+        self.at, self.active = 0, np.ones(32, bool)
+        self.parted: list[tuple[int, Array]] = []
+        """Other groups of lanes that are elsewhere in the code."""
+        self.waits = self.done = False
+        self.sync = 0
+
+    def step(self) -> None:
+        """Run the next instruction of the lanes that are furthest behind."""
+        if self.parted:
+            self._join()
+        instruction, self.at = self.at, self.at + 1
+        try:
+            self.block.steps[instruction](self, None if self.active.all() else self.active)
+        except PTXError as error:
+            error.add_note(f"warp {self.number}: {self.block.kernel.code[instruction].text}")
+            raise
+
+    def _join(self) -> None:
+        groups = [*self.parted, (self.at, self.active)]
+        self.at = min(at for at, _ in groups)
+        self.active = np.logical_or.reduce([lanes for at, lanes in groups if at == self.at])
+        self.parted = [(at, lanes) for at, lanes in groups if at != self.at]
+
+    def together(self, mask: Mask) -> None:
+        """PTXError unless all lanes take part, as instructions of a whole warp require."""
+        if mask is not None:
+            raise PTXError("a part of a warp")
+
+    def write(self, register: str, value: Array, mask: Mask) -> None:
+        if mask is not None:
+            value = np.where(mask, value, self.registers[register])
+        self.registers[register] = value
+
+    def access(self, mask: Mask) -> Access:
+        lanes = LANES if mask is None else np.flatnonzero(mask)
+        return Access(self.block.number + 1, self.block.epoch, self.number, self.sync, lanes)
+
+
+class Block:
+    """A thread block at work."""
+
+    def __init__(
+        self, program: "Program", grid: tuple[int, ...], place: tuple[int, ...], memory: Memory,
+        parameters: Memory, seed: int, epoch: int, races: bool,
+    ) -> None:  # fmt: skip
+        self.program, self.kernel, self.steps = program, program.kernel, program.steps
+        self.number = place[0] + grid[0] * (place[1] + grid[1] * place[2])
+        self.grid, self.place, self.epoch, self.seed = grid, place, epoch, seed
+        self.noise = np.random.default_rng(seed)
+        shared = Memory(program.shared, SHARED, self.noise, races)
+        shared.valid[:] = True
+        self.memory = {"global": memory, "shared": shared, "param": parameters}
+        self.rng = random.Random(seed)
+        self.warps = [Warp(i, self) for i in range(self.kernel.threads // 32)]
+        self.passed: set[int] = set()
+        """The barriers that a warp waited at."""
+
+    def run(self) -> None:
+        """Until all warps have ended. The schedule is one of four kinds, by the seed."""
+        starved = self.rng.choice(self.warps) if self.seed % 4 == 3 else None
+        while live := [w for w in self.warps if not w.done]:
+            ready = [w for w in live if not w.waits]
+            if not ready:
+                if len(live) < len(self.warps):
+                    raise PTXError("a barrier that ended warps do not reach")
+                self.epoch += 1
+                for warp in self.warps:
+                    warp.waits = False
+                continue
+            warp = self.rng.choice([w for w in ready if w is not starved] or ready)
+            steps = {0: self.rng.randint(1, 60), 1: 1 << 60, 2: self.rng.randint(1, 3), 3: 1 << 60}
+            for _ in range(steps[self.seed % 4]):
+                warp.step()
+                if warp.done or warp.waits:
+                    break
+
+    def special(self, name: str, warp: Warp) -> Array:
+        value: Any = {
+            "%tid.x": 32 * warp.number + LANES, "%tid.y": 0, "%tid.z": 0, "%laneid": LANES,
+            "%warpid": warp.number, "%ntid.x": self.kernel.threads,
+            **{f"%ctaid.{x}": i for x, i in zip("xyz", self.place, strict=True)},
+            **{f"%nctaid.{x}": i for x, i in zip("xyz", self.grid, strict=True)},
+        }[name]  # fmt: skip
+        return np.broadcast_to(np.asarray(value, np.uint32), 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A kernel that is ready to run."""
+
+    kernel: Kernel
+    shared: int
+    """Bytes of shared memory."""
+    steps: list[Step]
+    width: Callable[[str], DType]
+    """The type in which a register is held, unsigned or bool."""
+
+    def run(
+        self, grid: tuple[int, int, int], arguments: bytes, memory: Memory, seed: int, races: bool = True
+    ) -> set[int]:
+        """Run the blocks in random order; the barriers that were passed."""
+        parameters = Memory(self.kernel.parameter_bytes, PARAMETERS, None, False)
+        parameters.bytes[: len(arguments)] = np.frombuffer(arguments, np.uint8)
+        parameters.valid[:] = True
+        places = [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]
+        random.Random(seed).shuffle(places)
+        passed, epoch = set(), 1
+        with np.errstate(all="ignore"):
+            for place in places:
+                block = Block(self, grid, place, memory, parameters, seed, epoch, races)
+                block.run()
+                epoch = block.epoch + 1
+                passed |= block.passed
+        return passed

@@ -1,0 +1,247 @@
+"""The instructions of PTX as Python functions of a warp, and kernels made of them."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from ptx import LANES, PARAMETERS, SHARED, Instruction, Kernel, Mask, Program, Step, Warp
+from ptx_memory import UNSIGNED, Array
+from ptx_ops import TYPES, DType, arithmetic
+
+
+def program(kernel: Kernel, shared: int, removed: frozenset[int] = frozenset()) -> Program:
+    """A kernel ready to run with this many bytes of shared memory, without the instructions in `removed`."""
+    nothing = Instruction("", "nop", (), "nop")
+    code = [nothing if i in removed else x for i, x in enumerate(kernel.code)]
+    decoder = Decoder(kernel)
+    return Program(kernel, shared, [decoder.step(x, i) for i, x in enumerate(code)], decoder.width)
+
+
+class Decoder:
+    """Makes Python functions of a kernel's instructions."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def step(self, x: Instruction, at: int) -> Step:
+        """What an instruction does, which stands at this place in the code."""
+        step = self._step(x, at)
+        if not x.guard:
+            return step
+        register, negated = x.guard.lstrip("!"), x.guard[0] == "!"
+
+        def guarded(w: Warp, mask: Mask) -> None:
+            wanted = w.registers[register] ^ negated
+            wanted = wanted if mask is None else wanted & mask
+            if wanted.all():
+                step(w, None)
+            elif wanted.any() or x.opcode.startswith("bra"):
+                step(w, wanted)
+
+        return guarded
+
+    def _step(self, x: Instruction, at: int) -> Step:
+        name = x.opcode.split(".")[0]
+        if name in ("ld", "st"):
+            return self._access(x)
+        if name == "mov" and "{" in x.operands[0] + x.operands[1]:
+            return self._packed(x)
+        special = getattr(self, f"_{name}", None)
+        if special:
+            step: Step = special(x, at)
+            return step
+        return self._arithmetic(x)
+
+    def _arithmetic(self, x: Instruction) -> Step:
+        if x.opcode.startswith("mov."):
+            t = TYPES[x.opcode.split(".")[-1]]
+            function, types, result = (lambda a: a), [t], t
+        else:
+            function, types, result = arithmetic(x.opcode)
+        target, *operands = x.operands
+        reads = [self.operand(text, t) for text, t in zip(operands, types, strict=True)]
+        to = self.width(target)
+
+        def step(w: Warp, mask: Mask) -> None:
+            value = np.asarray(function(*[read(w) for read in reads]), result)
+            w.write(target, bits(value, to), mask)
+
+        return step
+
+    def width(self, register: str) -> DType:
+        """The unsigned type, or bool, in which a register is held."""
+        prefix = register if register in self.kernel.registers else register.rstrip("0123456789")
+        t = TYPES[self.kernel.registers[prefix]]
+        return t if t.kind == "b" else np.dtype(f"u{t.itemsize}")
+
+    def operand(self, text: str, t: DType) -> Callable[[Warp], Array]:
+        """Reads an operand as type t."""
+        kernel = self.kernel
+        if re.match(r"%(n?ctaid|n?tid|laneid|warpid)\b", text):
+            return lambda w: w.block.special(text, w)
+        if text[0] == "%" or text in kernel.registers:
+            if t in (bool, self.width(text)):
+                return lambda w: w.registers[text]
+            same = self.width(text).itemsize == t.itemsize
+            unsigned = np.dtype(f"u{t.itemsize}")
+            if same:
+                return lambda w: w.registers[text].view(t)
+            return lambda w: w.registers[text].astype(unsigned).view(t)
+        if text[:2] in ("0f", "0d"):
+            number = int(text[2:], 16)
+        elif text in kernel.parameters:
+            number = PARAMETERS + kernel.parameters[text][0]
+        else:
+            number = SHARED if text == "global_smem" else int(text, 0)
+        if t.kind == "b":
+            constant = np.full(32, number != 0)
+        else:
+            wrapped = np.array(number & ((1 << 8 * t.itemsize) - 1), f"u{t.itemsize}")
+            constant = np.broadcast_to(wrapped.view(t), 32)
+        return lambda w: constant
+
+    def address(self, text: str) -> Callable[[Warp], Array]:
+        """Reads an address, `[register + offset]` or `[name + offset]`, as int64."""
+        base, _, offset = (part.strip() for part in text.strip("[] ").partition("+"))
+        wide = not base.startswith("%") or self.width(base).itemsize == 8
+        read = self.operand(base, TYPES["u64" if wide else "u32"])
+        constant = int(offset or 0)
+        return lambda w: read(w).astype(np.int64) + constant
+
+    def _access(self, x: Instruction) -> Step:
+        name, space, *modifiers, kind = x.opcode.split(".")
+        space, t = space.split("::")[0], TYPES[kind]
+        vector = next((m for m in modifiers if re.fullmatch(r"v\d", m)), "v1")
+        count, size = int(vector[1]), t.itemsize
+        if space not in ("global", "shared", "param") or set(modifiers) - {vector, "nc", "relaxed"}:
+            raise NotImplementedError(x.text)
+        registers, place = x.operands if name == "ld" else x.operands[::-1]
+        names, address = elements(registers), self.address(place)
+        if len(names) != count:
+            raise NotImplementedError(x.text)
+        widths = [self.width(n) if n.startswith("%") else np.dtype(UNSIGNED[size]) for n in names]
+        reads = [self.operand(n, np.dtype(UNSIGNED[size])) for n in names] if name == "st" else []
+
+        def load(w: Warp, mask: Mask) -> None:
+            lanes = LANES if mask is None else np.flatnonzero(mask)
+            values = w.block.memory[space].load(address(w)[lanes], size, count, w.access(mask))
+            for register, value, width in zip(names, values, widths, strict=True):
+                whole = np.zeros(32, UNSIGNED[size])
+                whole[lanes] = value
+                w.write(register, bits(whole.view(t), width), mask)
+
+        def store(w: Warp, mask: Mask) -> None:
+            lanes = LANES if mask is None else np.flatnonzero(mask)
+            w.block.memory[space].store(
+                address(w)[lanes], [read(w)[lanes] for read in reads], size, w.access(mask)
+            )
+
+        return load if name == "ld" else store
+
+    def _packed(self, x: Instruction) -> Step:
+        """Move between a register and the parts of it in several."""
+        whole, parts = (x.operands[0], elements(x.operands[1])) if "{" in x.operands[1] else x.operands[::-1]
+        names = parts if isinstance(parts, list) else elements(parts)
+        t = np.dtype(UNSIGNED[TYPES[x.opcode.split(".")[-1]].itemsize])
+        part = np.dtype(UNSIGNED[t.itemsize // len(names)])
+        reads = [self.operand(n, part) for n in names if n != "_"]
+        read_whole = self.operand(whole, t)
+
+        def join(w: Warp, mask: Mask) -> None:
+            w.write(whole, np.stack([read(w) for read in reads], 1).copy().view(t)[:, 0], mask)
+
+        def split(w: Warp, mask: Mask) -> None:
+            values = np.ascontiguousarray(read_whole(w))[:, None].view(part)
+            for i, name in enumerate(names):
+                if name != "_":
+                    w.write(name, values[:, i].copy(), mask)
+
+        return join if "{" in x.operands[1] else split
+
+    def _nop(self, x: Instruction, at: int) -> Step:
+        return lambda w, mask: None
+
+    def _bra(self, x: Instruction, at: int) -> Step:
+        to = self.kernel.labels[x.operands[0]]
+
+        def step(w: Warp, mask: Mask) -> None:
+            if mask is None or (mask == w.active).all():
+                w.at = to
+            elif mask.any():
+                w.parted.append((to, mask))
+                w.active = w.active & ~mask
+
+        return step
+
+    def _ret(self, x: Instruction, at: int) -> Step:
+        def step(w: Warp, mask: Mask) -> None:
+            w.active = w.active & False if mask is None else w.active & ~mask
+            w.done = not (w.parted or w.active.any())
+            if w.parted and not w.active.any():
+                self_at, w.active = w.parted.pop()
+                w.at = self_at
+
+        return step
+
+    def _bar(self, x: Instruction, at: int) -> Step:
+        def block(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            w.waits = True
+            w.block.passed.add(at)
+
+        def warp(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            w.sync += 1
+            w.block.passed.add(at)
+
+        if x.opcode == "bar.sync" and x.operands == ("0",):
+            return block
+        if x.opcode == "bar.warp.sync":
+            return warp
+        raise NotImplementedError(x.text)
+
+    def _shfl(self, x: Instruction, at: int) -> Step:
+        target, _, predicate = x.operands[0].partition("|")
+        a, b, c = (self.operand(text, TYPES["u32"]) for text in x.operands[1:4])
+        mode = x.opcode.split(".")[2]
+
+        def step(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            by, clamp, segment = b(w).astype(int), c(w).astype(int) & 31, c(w).astype(int) >> 8 & 31
+            first, last = LANES & segment, (LANES & segment) | (clamp & ~segment)
+            source = {
+                "bfly": LANES ^ by, "idx": first | (by & ~segment), "up": LANES - by, "down": LANES + by,
+            }[mode]  # fmt: skip
+            inside = source >= last if mode == "up" else source <= last
+            w.write(target, a(w)[np.where(inside, source, LANES)], mask)
+            if predicate:
+                w.write(predicate, inside, mask)
+
+        return step
+
+    def _redux(self, x: Instruction, at: int) -> Step:
+        _, _, name, kind = x.opcode.split(".")
+        reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[name]
+        read = self.operand(x.operands[1], TYPES[kind])
+
+        def step(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            w.write(x.operands[0], bits(np.full(32, reduce(read(w)), TYPES[kind]), np.dtype("u4")), mask)
+
+        return step
+
+
+def elements(operand: str) -> list[str]:
+    """The registers of a vector operand."""
+    return [name.strip() for name in operand.strip("{} ").split(",")]
+
+
+def bits(value: Array, to: DType) -> Array:
+    """A value in the unsigned type of a register: its bits, extended by the value's sign or cut."""
+    if value.dtype == to:
+        return value
+    if value.dtype.itemsize == to.itemsize:
+        return value.view(to)
+    if value.dtype.kind == "f":
+        value = value.view(f"u{value.dtype.itemsize}")
+    return value.astype(f"{value.dtype.kind}{to.itemsize}").view(to)
