@@ -129,6 +129,7 @@ else:
             "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
             "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
             "wandb": ["sigmoid-rl[train]", "wandb"],
+            "trackio": ["sigmoid-rl[train]", "trackio"],
             "datasets": ["sigmoid-rl[train]", "datasets"],
             "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
             "code": [

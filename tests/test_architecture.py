@@ -58,8 +58,8 @@ CEILINGS = {
     # 17 a teacher behind a URL
     # 19 forward KL over a teacher's top-k
     # 8 one card
-    # 15 `view`
-    "trainer": 2_219,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    # 15 `view`, 2 Trackio
+    "trainer": 2_221,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -72,7 +72,8 @@ CEILINGS = {
     # 2 a teacher
     # 36 what was odd and what next
     # 123 what fits one card, 10 several
-    "launcher": 1_911,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    # 40 trackers: Trackio
+    "launcher": 1_951,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
     "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
@@ -86,13 +87,13 @@ CEILINGS = {
     # 54 a sweep goes on from kept curves
     "sweep": 912,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
-    # 138 tables of any shape, consoles and notebooks
-    "scaling": 5_968,
+    # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
+    "scaling": 6_065,
     "evaluate": 535,
     "view": 709,  # the page of runs while they train
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     "bench": 4_330,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
-    "tests": 28_815,  # 769 compiled kernels run from their PTX
+    "tests": 29_417,  # 769 compiled kernels run from their PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows); the longest chain of imports.
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 7

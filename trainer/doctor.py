@@ -41,6 +41,7 @@ EXTRAS = {  # optional dependencies of setup.py -> what needs them
     "flash": "faster attention on a GPU",
     "datasets": "data.source datasets:NAME",
     "wandb": "logging.wandb",
+    "trackio": "logging.trackio",
 } | dict(kind.extra for kind in registry().values() if kind.extra)
 
 

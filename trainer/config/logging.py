@@ -24,6 +24,8 @@ class LoggingConfig:
     """Write TensorBoard events."""
     wandb: bool = False
     """Log to Weights & Biases as well (needs `pip install wandb`)."""
+    trackio: bool = False
+    """Log to Trackio as well, samples and forecasts included (needs `pip install trackio`): `trackio show` shows them, and TRACKIO_SPACE_ID puts them into a Space."""
 
     @property
     def next_kept(self) -> Callable[[float], float]:

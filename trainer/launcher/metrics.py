@@ -1,4 +1,4 @@
-"""Writes the .jsonl files of a run, TensorBoard events, and Weights & Biases if it is turned on.
+"""Writes the .jsonl files of a run and TensorBoard events, and tells the trackers that are turned on.
 
 Each line is one object of valid JSON: NaN and infinities become null, and `non_finite` lists their keys.
 Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
@@ -7,12 +7,12 @@ Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every lin
 import importlib.util
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
 from trainer.jsonl import append, nan_to_null, open_to_append
+from trainer.launcher.trackers import trackers
 from trainer.run_folder import HELD_OUT
 
 
@@ -20,27 +20,28 @@ class MetricsWriter:
     """Appends to the files of the run folder. Every line is flushed, so a crash loses none."""
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        for package in ("tensorboard", "wandb"):
+        for package in ("tensorboard", "wandb", "trackio"):
             if getattr(config.logging, package) and importlib.util.find_spec(package) is None:
                 advice = f"`pip install {package}`, or set --logging.{package} false"
                 raise ConfigError(f"logging.{package} is on, but {package} is not installed; {advice}")
         self._run_dir = run_dir
+        resumed = (run_dir / "metrics.jsonl").exists()  # with the lines up to the checkpoint
         self._metrics = open_to_append(run_dir / "metrics.jsonl")
         self._samples = open_to_append(run_dir / "samples.jsonl")
         self._held_out = open_to_append(run_dir / HELD_OUT)
         self._with_tensorboard = config.logging.tensorboard
         self._events: Any = None  # TensorBoard is imported at the first line, which is after start-up
-        self._wandb = _start_wandb(run_dir, config) if config.logging.wandb else None
+        self._trackers = trackers(run_dir, config, resumed)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, and its finite numbers to TensorBoard and W&B."""
+        """One line of metrics.jsonl, and its finite numbers to TensorBoard and the trackers."""
         line = _finite(metrics)
         append(self._metrics, line)
         scalars = {k: v for k, v in line.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         if self._with_tensorboard:
             self._write_events(scalars)
-        if self._wandb is not None:
-            self._wandb.log(scalars)
+        for tracker in self._trackers:
+            tracker.log(scalars)
 
     def write_held_out(self, step: int, by_prompt: Mapping[str, Any]) -> None:
         """A line of held_out.jsonl for each task and set of an evaluation."""
@@ -48,15 +49,17 @@ class MetricsWriter:
             append(self._held_out, {"step": step, "set": name, **worth})
 
     def write_sample(self, sample: Mapping[str, Any]) -> None:
-        """One line of samples.jsonl."""
+        """One line of samples.jsonl, and for the trackers."""
         append(self._samples, _finite(sample))
+        for tracker in self._trackers:
+            tracker.sample(sample)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         for file in filter(None, (self._metrics, self._samples, self._held_out, self._events)):
             file.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for tracker in self._trackers:
+            tracker.finish()
 
     def _write_events(self, scalars: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -76,12 +79,3 @@ def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
     replaced: list[str] = []
     line: dict[str, Any] = nan_to_null(record, replaced=replaced)
     return line | {"non_finite": replaced} if replaced else line
-
-
-def _start_wandb(run_dir: Path, config: Config) -> Any:
-    import wandb  # type: ignore[import-not-found, unused-ignore]
-
-    run = wandb.init(project="sigmoid-rl", name=run_dir.name, dir=str(run_dir), config=asdict(config))
-    # An evaluation of version v is reported after step v + 1, but W&B drops lines whose own step goes back.
-    run.define_metric("*", step_metric="step")
-    return run

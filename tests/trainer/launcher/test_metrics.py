@@ -1,5 +1,6 @@
 """What a run records can be read back, whatever the numbers were."""
 
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +78,45 @@ def test_wandb_gets_the_scalars_and_their_step(tmp_path: Path, monkeypatch: pyte
     assert calls == [("*", "step"), {"step": 2, "train/reward": 0.5}, "finished"]
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_trackio_gets_scalars_forecasts_and_samples_by_step_and_a_resumed_run_its_former_one(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    def init(project: str, name: str, *, config: Any, resume: str, embed: bool) -> Any:
+        print("* Trackio project initialized")
+        calls.append((project, name, config["seed"], resume, embed))
+        return SimpleNamespace(log=lambda metrics, step: calls.append((step, metrics)))
+
+    def finish() -> None:
+        print("* Run finished")
+        calls.append("finished")
+
+    module = SimpleNamespace(init=init, finish=finish, __spec__=object())
+    module.Table = lambda columns, data: [columns, *data]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    if resumed:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    writer = MetricsWriter(tmp_path, Config(logging=LoggingConfig(tensorboard=False, trackio=True)))
+    writer.write({"step": 2, "time": 1.5, "eval/pass_rate": 0.5, "forecast/end": 0.7, "ratio/max": math.inf})
+    completions = [{"text": "140", "reward": 1.0, "outcome": "correct", "tokens": 4}]
+    writer.write_sample({"step": 3, "prompt": "85 + 55", "answer": "140", "completions": completions})
+    writer.close()
+    table = [
+        ["prompt", "answer", "completion", "reward", "outcome"],
+        ["85 + 55", "140", "140", 1.0, "correct"],
+    ]
+    assert calls == [
+        ("sigmoid-rl", tmp_path.name, 0, "allow" if resumed else "never", False),
+        (2, {"eval/pass_rate": 0.5, "forecast/end": 0.7}),
+        (3, {"samples": table}),
+        "finished",
+    ]
+    assert not capsys.readouterr().out  # the terminal is the run's view
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard", "trackio"])
 def test_a_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     logging = LoggingConfig(**{"tensorboard": False, package: True})

@@ -127,16 +127,6 @@ def test_a_column_of_runs_splits_a_table(column: str, tmp_path: Path) -> None:
     assert len(reading_of(tmp_path / "a.csv").curve.points) == 3
 
 
-def test_wandbs_own_files_say_how_to_export_them(tmp_path: Path) -> None:
-    run = tmp_path / "wandb" / "offline-run-20260101_000000-abc" / "run-abc.wandb"
-    run.parent.mkdir(parents=True)
-    run.write_bytes(b":W&B\x00")
-    for path in (run, run.parent, tmp_path / "wandb"):
-        with pytest.raises(ConfigError, match=r"run `wandb sync`.*scan_history\(\)") as error:
-            reading_of(path)
-        assert "\n" not in str(error.value)
-
-
 def test_the_settings_of_our_runs_are_those_of_their_config(tmp_path: Path) -> None:
     rows = [{"step": s, "eval/pass_rate": s / 8, "eval/hard/pass_rate": s / 16} for s in range(4)]
     write_jsonl(tmp_path / "metrics.jsonl", rows)

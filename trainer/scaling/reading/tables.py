@@ -6,31 +6,27 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from trainer.config import ConfigError
 from trainer.run_folder import EVALUATIONS, RESULTS
 from trainer.scaling.reading.console import console, notebook
 from trainer.scaling.reading.shapes import runs_of
+from trainer.scaling.reading.trackers import DATABASES, joined, trackio, wandb
 from trainer.scaling.reading.values import Row
 
 EXPECTED = (
-    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export, TensorBoard events, "
-    "verl's or TRL's console log or a notebook"
+    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export or .wandb file, "
+    "Trackio's database, TensorBoard events, verl's or TRL's console log or a notebook"
 )
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+T = TypeVar("T")
 METRICS = "metrics.jsonl"  # of our runs; beside it the results of `python -m trainer.evaluate`
 TRAINER_STATE = "trainer_state.json"
-OFFLINE = (
-    "is W&B's own format: run `wandb sync` on its folder, then in Python "
-    "`rows = wandb.Api().run('ENTITY/PROJECT/RUN_ID').scan_history(); open('run.jsonl', 'w').writelines("
-    "json.dumps(row) + '\\n' for row in rows)`, and give run.jsonl"
-)
-WALL_TIME = "wall_time"  # of the last event of a row, in seconds since 1970
 
 
 def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
@@ -45,8 +41,10 @@ def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
         tables = _event_runs(file)
     elif not file.is_file():
         raise ConfigError(f"{file} does not exist; {EXPECTED}")
+    elif file.suffix in DATABASES:
+        tables = _read(trackio, file)
     elif file.suffix == ".wandb":
-        raise ConfigError(f"{file} {OFFLINE}")
+        tables = {"": _read(wandb, file)}
     elif "tfevents" in file.name:
         tables = {"": _events([file])}
     else:
@@ -90,8 +88,8 @@ def _event_runs(path: Path) -> dict[str, list[Row]]:
         listed = ", ".join(logs[:20]) + (" …" if len(logs) > 20 else "")
         raise ConfigError(f"{path} is a folder of several logs; give one: {listed}")
     if not folders:
-        if offline := next(path.rglob("*.wandb"), None):
-            raise ConfigError(f"{offline} {OFFLINE}")
+        if offline := sorted({file.resolve() for file in path.rglob("*.wandb")}):  # latest-run is a link
+            return {file.stem.removeprefix("run-"): _read(wandb, file) for file in offline}
         raise ConfigError(f"{path} holds no {METRICS}, {TRAINER_STATE} or TensorBoard events; {EXPECTED}")
     runs = {str(f.relative_to(path)): _events(sorted(f.glob("*tfevents*"), key=_numbers)) for f in folders}
     return runs if len(runs) > 1 else {"": next(iter(runs.values()))}
@@ -105,27 +103,20 @@ def _numbers(file: Path) -> list[tuple[int, str]]:
 def _events(files: Sequence[Path]) -> list[Row]:
     """A row for each step of TensorBoard's scalars, in the order of the files; tags are columns.
 
-    An event with a tag that comes again at its step begins another row, as in the files of a resumed run, and
-    as an evaluation that is logged late, together with its compute. A file is read up to where it is damaged
-    or not yet written.
+    A file is read up to where it is damaged or not yet written.
     """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # takes a second
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    rows: list[Row] = []
-    for file in files:
-        by_step: dict[int, Row] = {}
-        for event in EventFileLoader(str(file)).Load():
-            values = {summary.tag: _scalar(summary.tensor) for summary in event.summary.value}
-            scalars = {tag: value for tag, value in values.items() if value is not None}
-            if not scalars:
-                continue
-            row = by_step.get(event.step)
-            if row is None or scalars.keys() & row.keys():
-                row = by_step[event.step] = {"step": event.step, WALL_TIME: event.wall_time}
-                rows.append(row)
-            row |= {**scalars, WALL_TIME: max(row[WALL_TIME], event.wall_time)}
-    return rows
+    return [row for file in files for row in joined(_scalars(EventFileLoader(str(file)).Load()))]
+
+
+def _scalars(events: Iterable[Any]) -> Iterator[tuple[int, float, Row]]:
+    """Step, wall time and scalars of each event that has some."""
+    for event in events:
+        values = {summary.tag: _scalar(summary.tensor) for summary in event.summary.value}
+        if scalars := {tag: value for tag, value in values.items() if value is not None}:
+            yield event.step, event.wall_time, scalars
 
 
 def _scalar(tensor: Any) -> float | None:
@@ -136,6 +127,14 @@ def _scalar(tensor: Any) -> float | None:
         return None
     array = make_ndarray(tensor)
     return float(array.item()) if array.size == 1 else None
+
+
+def _read(reader: Callable[[Path], T], path: Path) -> T:
+    """Read a file by the reader of its format; ConfigError: it is not of that format."""
+    try:
+        return reader(path)
+    except (ValueError, OSError) as e:
+        raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
 
 
 def _rows(path: Path) -> list[Row]:
