@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Machine:
     races: bool = True
     removed: tuple[str, int] | None = None
     """A kernel, and the place in its code of an instruction that is left out."""
-    compiled: dict[Any, tuple[Kernel, int]] = field(default_factory=dict)
+    compiled: dict[Any, tuple[str, Kernel, int]] = field(default_factory=dict)
     passed: dict[str, set[int]] = field(default_factory=dict)
     """The barriers of each kernel that a warp waited at."""
     barriers: dict[str, list[int]] = field(default_factory=dict)
@@ -91,9 +92,9 @@ class Machine:
         key = source.hash(), str(sorted(options.items()))
         if key not in self.compiled:
             text, shared = ptx(source, options, self.capability)
-            self.compiled[key] = parse(text), shared
-        parsed, shared = self.compiled[key]
-        name = f"{kernel.fn.__name__}#{list(self.compiled).index(key)}"
+            name = f"{kernel.fn.__name__} {sha256(text.encode()).hexdigest()[:8]}"
+            self.compiled[key] = name, parse(text), shared
+        name, parsed, shared = self.compiled[key]
         self.barriers[name] = parsed.places("bar.sync", "bar.warp.sync")
         removed = frozenset({self.removed[1]} if self.removed and self.removed[0] == name else ())
         values = [bound[n] for n, kind in source.signature.items() if kind != "constexpr"]
@@ -101,7 +102,8 @@ class Machine:
             arguments = packed(parsed, values, places)
             shape = (*grid, 1, 1)[:3]
             passed = program(parsed, shared, removed).run(shape, arguments, memory, self.seed, self.races)
-        self.passed.setdefault(name, set()).update(passed)
+        if not removed:
+            self.passed.setdefault(name, set()).update(passed)
 
 
 def packed(kernel: Kernel, values: list[Any], places: dict[int, int]) -> bytes:

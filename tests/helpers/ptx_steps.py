@@ -219,6 +219,35 @@ class Decoder:
 
         return step
 
+    def _ldmatrix(self, x: Instruction, at: int) -> Step:
+        """Load or store 1 to 4 matrices of 8 x 8 16-bit elements; lane 8 i + r has the address of row r."""
+        load, transposed = x.opcode.startswith("ld"), ".trans." in x.opcode
+        registers, place = x.operands if load else x.operands[::-1]
+        names, address = elements(registers), self.address(place)
+        reads = [self.operand(n, TYPES["u32"]) for n in names]
+        row, element = LANES // 4, LANES % 4 * 2  # of a lane's two elements, which it is said to access
+
+        def step(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            memory, access, starts = w.block.memory["shared"], w.access(None), address(w)
+            memory.offsets(starts[: 8 * len(names)], 16)
+            for i, name in enumerate(names):
+                rows = starts[8 * i : 8 * i + 8]
+                places = [rows[row] + 2 * (element + j) for j in (0, 1)]
+                if transposed:
+                    places = [rows[element + j] + 2 * row for j in (0, 1)]
+                if load:
+                    low, high = (memory.load(p, 2, 1, access)[0] for p in places)
+                    w.write(name, low | high.astype(np.uint32) << 16, mask)
+                else:
+                    value = reads[i](w)
+                    memory.store(places[0], [(value & 0xFFFF).astype(np.uint16)], 2, access)
+                    memory.store(places[1], [(value >> 16).astype(np.uint16)], 2, access)
+
+        return step
+
+    _stmatrix = _ldmatrix
+
     def _redux(self, x: Instruction, at: int) -> Step:
         _, _, name, kind = x.opcode.split(".")
         reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[name]
