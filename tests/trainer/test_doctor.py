@@ -31,7 +31,8 @@ def test_this_machine_is_examined_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("2.10.1", "wrong"), ("2.11.0", "ok"), ("2.13.0+cpu", "ok"), ("2.14.0", "wrong")]
+    ("version", "status"),
+    [("2.10.1", "wrong"), ("2.11.0", "ok"), ("2.13.0+cpu", "ok"), ("2.14.1", "ok"), ("2.15.0", "wrong")],
 )
 def test_a_version_outside_the_pins_is_wrong(
     monkeypatch: pytest.MonkeyPatch, version: str, status: str

@@ -13,6 +13,7 @@ write to memory. (vLLM's own CUDA kernels, as with enforce_eager, round more oft
 Weights and their gradients are FP32 in either case; those of the norms are rounded where they are used.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -20,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kernels import backend_info, fused_add_rms_norm, fused_qk_norm_rope, rms_norm, swiglu
 from kernels.body import MAX_HEAD_DIM, MAX_WIDTH
@@ -75,13 +77,28 @@ def fuse(lm: PreTrainedModel, dtype: torch.dtype, match_engine: bool = False) ->
         body.embed_tokens.register_forward_hook(lambda module, args, out: out.to(dtype))
     gated = lm.config.hidden_act in ("silu", "swish")
     for layer in body.layers:
-        layer.forward = partial(ops.layer, layer)
+        layer.forward = _recomputed(layer, partial(ops.layer, layer))
         layer.self_attn.forward = partial(ops.attention, layer.self_attn)
         if gated and hasattr(layer.mlp, "gate_proj"):  # no mixture of experts
             layer.mlp.forward = partial(ops.mlp, layer.mlp)
     body.norm.forward = partial(ops.norm, body.norm)
     normed = hasattr(body.layers[0].self_attn, "q_norm")
     return f"RMSNorm, {'q/k norm with ' if normed else ''}RoPE" + ", SwiGLU" * gated
+
+
+def _recomputed(layer: Any, forward: Callable[..., Stream]) -> Callable[..., Stream]:
+    """The forward, which the backward computes again where the layer is to. Older transformers (5.19) do so
+    in a layer's `__call__`; newer ones in the forward of its class, which `forward` hides."""
+    if "__call__" in GradientCheckpointingLayer.__dict__:
+        return forward
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Stream:
+        if not (layer.gradient_checkpointing and layer.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        stream: Stream = layer._gradient_checkpointing_func(partial(forward, **kwargs), *args)
+        return stream
+
+    return checkpointed
 
 
 @dataclass(frozen=True, slots=True)

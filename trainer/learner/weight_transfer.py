@@ -9,6 +9,7 @@ import base64
 import pickle
 import socket
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,23 +33,34 @@ BUFFER = 256 << 20  # bytes packed into one message; vLLM needs two of them beyo
 ADVICE = "engine.weight_push file goes through shared memory instead"
 
 
+class Shapes(list[ParamMeta]):
+    """What vLLM 0.33 reads as `source.metadata`, and vLLM 0.32 calls."""
+
+    def __call__(self) -> "Shapes":
+        return self
+
+
 class Source(WeightSource):
     """The learner's weights as `dtype` under their checkpoint names. All ranks iterate it in step."""
 
     def __init__(self, weights: Mapping[str, Tensor | AdaptedWeight], dtype: torch.dtype) -> None:
         self.weights, self.dtype = weights, dtype
 
-    def metadata(self) -> list[ParamMeta]:
+    @cached_property
+    def metadata(self) -> Shapes:
         """Names and shapes that iteration yields, without gathering the tensors."""
-        return [
+        return Shapes(
             ParamMeta(name, self.dtype, tuple(tensor.shape))
             for parameter, weight in self.weights.items()
             for name, tensor in as_in_checkpoint(parameter, torch.empty(weight.shape, device="meta"))
-        ]
+        )
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+    def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights, for vLLM 0.33."""
         for name, weight in self.weights.items():
             yield from as_in_checkpoint(name, full_tensor(weight, self.dtype))
+
+    __iter__ = iter_full  # for vLLM 0.32
 
 
 class Relay:
@@ -124,7 +136,7 @@ class Sender:
 def init_info(engine: EngineConfig, source: Source, rank: int) -> IPCTrainerInitInfo | NCCLTrainerInitInfo:
     """The settings of vLLM's sender on this rank: rank 0 sends, and the engines' GPUs follow it in order."""
     if engine.weight_push == "ipc":
-        largest = max(m.dtype.itemsize * torch.Size(m.shape).numel() for m in source.metadata())
+        largest = max(m.dtype.itemsize * torch.Size(m.shape).numel() for m in source.metadata)
         return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
     engines = len(engine.urls) or engine.count
     address = _own_address(engine.urls[0]) if engine.urls else "127.0.0.1"

@@ -26,7 +26,8 @@ from trainer.gpus import visible_gpus
 from trainer.roles import role_index
 from trainer.types import Completion
 
-VERSION = "0.32.0"
+VERSION = "0.32.0"  # installed, and run on a CPU
+VERSIONS = (VERSION, "0.33.0")  # whose sources have what is called
 FILE_TRANSFER = "safetensors"  # the name of our weight transfer in vLLM's registry
 WORKER_EXTENSION = "trainer.engines.vllm.worker.WorkerExtension"
 ENGINE_PID = "SIGMOID_RL_ENGINE_PID"  # environment variable: the process that has started vLLM
@@ -57,14 +58,15 @@ def engine_main(
 
 
 def check_installed() -> None:
-    """ConfigError unless the vLLM that this module was written for is installed."""
+    """ConfigError unless a vLLM is installed that this module was written for."""
     advice = f"run `make setup-vllm` (CPU) or `pip install vllm=={VERSION}` (GPU), or set engine.kind torch"
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"engine.kind vllm: vLLM is not installed; {advice}")
     from vllm.version import __version__
 
-    if not __version__.startswith(VERSION):
-        raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {VERSION}; {advice}")
+    if not __version__.startswith(VERSIONS):
+        expected = " or ".join(VERSIONS)
+        raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {expected}; {advice}")
 
 
 class LocalVLLM(VLLM):

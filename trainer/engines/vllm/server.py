@@ -102,8 +102,12 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
     os.environ |= {"VLLM_SERVER_DEV_MODE": "1", UPLOADS: str(uploads)}
     try:
         from vllm.entrypoints.launchers.api_server.entry import run_server
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        try:
+            from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+        except ImportError:  # vLLM 0.32
+            from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 
         args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
         server_settings = {
