@@ -34,7 +34,7 @@ ADVICE = "engine.weight_push file goes through shared memory instead"
 
 
 class Shapes(list[ParamMeta]):
-    """What vLLM 0.33 reads as `source.metadata`, and vLLM 0.32 calls."""
+    """Names and shapes, read as `source.metadata` by vLLM 0.33 and called by 0.32."""
 
     def __call__(self) -> "Shapes":
         return self
