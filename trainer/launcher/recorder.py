@@ -8,6 +8,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.accounting.flops import step_flops
 from trainer.accounting.ledger import Compute, Ledger
 from trainer.cli import to_yaml
@@ -207,7 +209,8 @@ class Recorder:
         self._flops = max(self._flops, row.get("compute/flops", 0.0))
         if "eval/pass_rate" in row:
             rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
-            self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
+            flops = row.get("compute/flops", 0.0)
+            self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error, flops))
         elif "compute/total" in row:
             self._guards.check(row)
             compute = Compute(*(row.get(f"compute/{f.name}", 0.0) for f in fields(Compute)))
@@ -260,7 +263,10 @@ class Recorder:
             self._write_line(line)
             return ""
         step, compute, unit = event.data["step"], self.points[-1].compute, self.ledger.unit
-        end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
+        planned = compute / step * self.config.pipeline.steps if step else 0.0
+        if self._forecast and (axis := self._forecast.fit.axis):  # the rest is made at the rate ahead
+            planned = compute + (planned - compute) / float(np.median(axis.ahead))
+        end = min(planned, self._limit)
         last = self._forecast.recommendation if self._forecast else "none"
         self._forecast = forecast(self.points, end, self._forecast, self._like)
         if (error := error_at_2x(backtest(curve_of("", unit, self.points)))) is not None:
@@ -282,8 +288,9 @@ class Recorder:
         step, rate = event.data["step"], event.data["pass_rate"]
         if step == 0:
             self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0), 0.0
-        compute = self._versions[step][1].total
-        self.points.append(EvalPoint(step, compute, rate, event.data["pass_rate_se"]))
+        _, books, flops = self._versions[step]
+        compute = books.total
+        self.points.append(EvalPoint(step, compute, rate, event.data["pass_rate_se"], flops))
         self.metrics.write_held_out(step, event.data.get("by_prompt", {}))
         line = {"step": step}
         line |= {f"eval/{k}": v for k, v in event.data.items() if k not in ("step", "by_prompt")}

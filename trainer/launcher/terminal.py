@@ -290,6 +290,8 @@ def describe_forecast(state: RunState) -> str:
     text = f"ceiling {ceiling}" if ceiling else "ceiling not yet identified"
     if end:
         text += f", end {end}"
+    if rate := interval("rate"):
+        text += f", at {rate} times the mean FLOPs per device-hour"
     if predicted := interval("predicted"):
         text += f", predicted {predicted}"
     if state.latest.get("forecast/alarm"):

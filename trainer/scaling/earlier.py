@@ -23,6 +23,7 @@ from scipy.special import logit, softmax
 
 from trainer.config import ConfigError
 from trainer.scaling.curve.average import DEFAULT, EXTREME, LAWS, LawPrior, Prior, average, mixture
+from trainer.scaling.curve.axis import on_axis
 from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.random_effects import effects, mixture_moments
@@ -134,7 +135,8 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
 def _says(curve: Curve, before: Prior) -> Prior:
     """The evidence of one run on the laws, with flat priors of their shapes, and on the transients."""
     flat = replace(before, laws=tuple(replace(law, shape=None) for law in before.laws))
-    mixed, laws = mixture(averaged(checked(curve)), flat), []
+    data, _ = on_axis(averaged(checked(curve)))
+    mixed, laws = mixture(data, flat), []
     models = np.zeros(len(mixed.noises))
     for law in range(len(LAWS)):
         parts = [part for part in mixed.components if part.family.law == law]

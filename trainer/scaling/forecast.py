@@ -67,7 +67,9 @@ class Forecast:
         """The forecast as entries of metrics.jsonl, without unknown values."""
         line: dict[str, float] = {}
         ceiling = self.fit.A if self.fit.identified else None
-        estimates = {"predicted": self.predicted, "end": self.end, "gain": self.gain, "ceiling": ceiling}
+        rate = self.fit.axis.rate_ahead(self.fit.confidence) if self.fit.axis else None
+        estimates = {"predicted": self.predicted, "end": self.end, "gain": self.gain}
+        estimates |= {"ceiling": ceiling, "rate": rate}
         for name, e in estimates.items():
             if e is not None:
                 line |= {f"forecast/{name}": e.value, f"forecast/{name}_low": e.low}

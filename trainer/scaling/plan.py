@@ -118,9 +118,10 @@ def like_pilots(pilots: Sequence[Curve], runs: int, noise: float | None = None) 
 
 
 def _thinned(pilot: Curve) -> Curve:
-    """The pilot with neighbours averaged as the fit does, so that new evaluations are not averaged."""
+    """The pilot with neighbours averaged as the fit does, so that new evaluations are not averaged; without
+    its FLOPs, which those do not have."""
     if len(pilot.points) <= MAX_POINTS:
-        return pilot
+        return replace(pilot, points=tuple(replace(p, flops=0.0) for p in pilot.points))
     data = averaged(checked(pilot))
     errors = data.sd if data.sd_known else np.zeros(len(data.sd))
     rows = zip(data.compute.tolist(), data.reward.tolist(), errors.tolist(), strict=True)

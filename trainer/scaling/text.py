@@ -56,8 +56,8 @@ def explain(fit: Fit, unit: str) -> str:
             lines.append(f"  at {times}× the compute ({amount(int(times) * last)} {unit}): {reward}")
         lines.append(paragraph(gain(fit)))
     formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
-    texts = [f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals.", *noise(fit)]
-    return "\n".join([*lines, *map(paragraph, texts)])
+    texts = [f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."]
+    return "\n".join([*lines, *map(paragraph, [*texts, *noise(fit), *rates(fit, unit)])])
 
 
 def parameters(fit: Fit) -> dict[str, str]:
@@ -142,10 +142,22 @@ def noise(fit: Fit) -> list[str]:
     return sentences
 
 
-def cautions(fit: Fit) -> str:
+def rates(fit: Fit, unit: str) -> list[str]:
+    """A sentence where the curve is one of FLOPs, because what a device-hour does has drifted."""
+    if fit.axis is None:
+        return []
+    done, now, hour = fit.axis.rates, fit.axis.rate_ahead(fit.confidence), unit.removesuffix("s")
+    return [
+        f"FLOPs per {hour} were {done.min():.2f} to {done.max():.2f} times the mean, so the curve is fitted "
+        f"to FLOPs, written as {unit} at that mean. Ahead, a {hour} is taken to do {now.value:.2f} times the "
+        f"mean's work ({now.low:.2f} to {now.high:.2f})."
+    ]
+
+
+def cautions(fit: Fit, unit: str) -> str:
     """Warnings about a fit besides the reasons why its ceiling is not identified."""
     harmless = (fit.describe(flag) for flag in fit.flags if flag in HARMLESS)
-    return " ".join([*(f"{text[0].upper()}{text[1:]}." for text in harmless), *noise(fit)])
+    return " ".join([*(f"{text[0].upper()}{text[1:]}." for text in harmless), *noise(fit), *rates(fit, unit)])
 
 
 class Answer(NamedTuple):
@@ -167,7 +179,7 @@ def answers(curve: Curve, fit: Fit) -> list[Answer]:
         twice = f"If the run goes on as it did, twice the compute gives {ahead}."
     if fit.identified:
         high, sure = f"{fit.A.value:.3f}", f"{fit.A.low:.3f} to {fit.A.high:.3f}"
-        certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {cautions(fit)}"
+        certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {cautions(fit, unit)}"
         cost = compute_for_most(fit)
         share = float(fraction_gained(fit.compute_range[1], fit.B.value, fit.C_mid.value))
         price, range_ = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bench import harness
-from bench.validation import comparisons, laws, shapes, stopping
+from bench.validation import allocation, axis, comparisons, laws, shapes, stopping
 from bench.validation.comparisons import Kind, Pairs
 from bench.validation.laws import NOISES, REACHES
 from bench.validation.shapes import CONTROL, EVALUATIONS, FALLS, KINDS, LAST, NOISE
-from trainer.scaling import Curve, Sigmoid
+from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of
 
 EXACT = Sigmoid(0.30, 0.58, 1.8, 2000)
 SIMULATED: dict[str, Callable[[float, int], tuple[Sigmoid, Curve]]] = {  # by correlation and number
@@ -111,3 +111,42 @@ def test_a_stop_is_wrong_if_more_was_to_be_gained_than_the_rule_says() -> None:
     rows = [[None, 0.004], [0.006, None], [0.001, None]]
     text = stopping.describe({}, [{"kind": "a", "gains": [*row, *[None] * 4]} for row in rows])
     assert cells(text.splitlines()[-1])[:4] == ["a", "3", "2, 1", "1, 0"]
+
+
+def test_a_simulated_machine_does_the_work_of_the_run_at_its_speeds() -> None:
+    """Full speed or one lower speed, from .3 on; rewards and FLOPs are those that were measured."""
+    points = [EvalPoint(i, float(i), 0.01 * i, 0.01, 10.0 * i) for i in range(201)]
+    run = curve_of("run", "core-hours", points)
+    for seed in range(4):
+        slow = axis.loaded(run, [seed])
+        assert [(p.pass_rate, p.flops) for p in slow.points] == [(p.pass_rate, p.flops) for p in run.points]
+        speeds = 1 / 200 / np.diff([0.0, *(p.compute for p in slow.points)])
+        assert speeds.max() == pytest.approx(1) and axis.SLOWEST <= speeds.min() < 1
+        assert np.isin(speeds.round(6), (1, speeds.min().round(6))).mean() > 0.9  # but where it changes
+
+
+def test_the_table_of_the_axis_counts_drifted_runs_on_flops_and_others_on_hours() -> None:
+    drifted = {
+        "source": "study",
+        "share": 0.5,
+        "spread": 0.3,
+        "hours": [0.1, 0.0, 0.2],
+        "FLOPs": [0.02, 1.0, 0.3],
+    }
+    rows = [drifted, drifted | {"spread": 0.1, "hours": [0.3, 1.0, 0.2]}]
+    first, *_ = [
+        line for line in axis.describe({"options": {"rates": False}}, rows).splitlines() if "50%" in line
+    ]
+    assert cells(first)[:4] == ["study", "50%", "2", "1"]
+    assert cells(first)[4:7] == ["0.200 → 0.160", "0.200 → 0.160", "0.50 → 1.00"]
+
+
+def test_the_best_group_size_is_where_neither_side_is_better_and_the_table_counts_what_holds() -> None:
+    best = allocation.best_value(6000, 0.25, 0.6)
+    here, *beside = (allocation.law(v, 0.25, 0.6).reward(6000) for v in (best, best / 1.1, best * 1.1))
+    assert here > max(beside) and 4 < best < 64
+    row = {"kind": "exact", "budgets": [[8.0, 4.0, 2.0, 6.0], [8.0, 8.0, 4.0, 16.0], [8.0, 16.0, 8.0, 32.0]]}
+    lines = [cells(line) for line in allocation.describe({}, [row]).splitlines()[2:]]
+    assert [line[3:] for line in lines] == [
+        ["0.00", "× 2.00", "× 3.0"], ["1.00", "× 1.00", "× 4.0"], ["1.00", "× 2.00", "× 4.0"],
+    ]  # fmt: skip

@@ -6,8 +6,10 @@ import time
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import having
 
@@ -169,6 +171,22 @@ def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_pat
     assert last["eval/gain_per_hour"] == pytest.approx(0.1 / (14 * cores / HOUR))
 
 
+def test_the_rest_of_a_run_is_made_at_the_rate_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is forecast at twice the mean hours of a step where an hour does half of the mean's work."""
+    one, ends = make(tmp_path), list[float]()
+    fit = SimpleNamespace(axis=SimpleNamespace(ahead=np.array([0.5])))
+    state = SimpleNamespace(fit=fit, recommendation="none", gain=None, metrics=dict)
+    monkeypatch.setattr("trainer.launcher.recorder.forecast", lambda _, end, *__: ends.append(end) or state)
+    play(one, evaluated(0, one.start))
+    begin(one)
+    for step in (1, 2):
+        hold(one, 10 * step)
+        play(one, stepped(step, one.start + 10 * step), evaluated(step, one.start + 10 * step))
+        fit.axis = None  # from now on
+    hours = one.points[-1].compute / 2  # of a step, of 10
+    assert ends == pytest.approx([0, (1 + 9 / 0.5) * hours, 10 * hours])
+
+
 def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_path: Path) -> None:
     tokens = {"train/rollout_tokens": 1000, "learner/input_tokens": 500}
     with_reference = ObjectiveConfig(kl=KLConfig(coefficient=0.1))
@@ -181,12 +199,21 @@ def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_p
         step_flops(10, with_reference, tokens | {"train/rollout_tokens": 0}, 10) == 10 * 6 * 500
     )  # 2nd epoch
     assert step_flops(10, ObjectiveConfig(), tokens, adapters=3) == 10 * 2 * 1000 + (4 * 10 + 6 * 3) * 500
+    each = 10 * (2 * 100 + 6 * 50)
     for resume, steps in ((None, (1, 2, 3)), (2, (3,))):
         one = make(tmp_path, resume)
-        play(one, Event("ready", one.start, READY), *(stepped(step, one.start) for step in steps))
+        made = [event for step in steps for event in (stepped(step, one.start), evaluated(step, one.start))]
+        play(one, Event("ready", one.start, READY), *made)
         one.close()
-    each = 10 * (2 * 100 + 6 * 50)
-    assert [row["compute/flops"] for row in rows(tmp_path)] == [each, 2 * each, 3 * each]
+        assert [p.flops for p in one.points] == [each, 2 * each, 3 * each]
+    assert [row["compute/flops"] for row in rows(tmp_path)] == [
+        each,
+        each,
+        2 * each,
+        2 * each,
+        3 * each,
+        3 * each,
+    ]
 
 
 @pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])

@@ -105,6 +105,11 @@ def test_the_live_view_shows_what_matters() -> None:
     assert describe_forecast(view.state) == (
         "ceiling not yet identified, predicted 0.60 [0.55, 0.65]: outside the 90 % interval"
     )
+    rate = {"forecast/rate": 0.71, "forecast/rate_low": 0.5, "forecast/rate_high": 1.0, "forecast/end": 0.74}
+    view.update(EVALUATION | rate)
+    assert describe_forecast(view.state) == (
+        "ceiling not yet identified, end 0.74, at 0.71 [0.50, 1.00] times the mean FLOPs per device-hour"
+    )
     sets = {"eval/math/pass_rate": 0.25, "eval/math/pass_rate_se": 0.01, "eval/math/aime/pass_rate": 0.125}
     tall = live(100, 32)
     for metrics in (STEP, EVALUATION | sets):

@@ -42,7 +42,7 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     write_jsonl(tmp_path / "metrics.jsonl", rows)
     (tmp_path / "ledger.json").write_text('{"unit": "core-hours"}')
     write_events(tmp_path / "tensorboard", [(10, 1e9, {"compute/total": 1, "eval/pass_rate": 0.5})])
-    R0, point = EvalPoint(0, 0.0, 0.1, 0.02), EvalPoint(10, 1.0, 0.3, 0.03)
+    R0, point = EvalPoint(0, 0.0, 0.1, 0.02), EvalPoint(10, 1.0, 0.3, 0.03, 1e13)
     assert curve_at(tmp_path) == Curve(str(tmp_path), "core-hours", (point,), R0)
     assert curve_at(tmp_path / "metrics.jsonl").unit == "core-hours"
     assert curve_at(tmp_path / "tensorboard").unit == "core-hours"

@@ -135,7 +135,7 @@ def test_a_low_last_evaluation_is_to_be_repeated() -> None:
     assert high.short == "unknown" and "below the curve" in sure.meaning
     assert "If it is a bad evaluation, A could be anywhere" in sure.meaning and "wice" not in cost.meaning
     assert "Evaluate the last checkpoint again" in sure.meaning
-    assert "1 point is an outlier and counts for little." in cautions(run.fit)
+    assert "1 point is an outlier and counts for little." in cautions(run.fit, run.curve.unit)
 
 
 def test_what_forecasts_a_fallen_run_had_is_not_drawn(ours: Run) -> None:

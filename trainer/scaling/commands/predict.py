@@ -14,7 +14,7 @@ from trainer.scaling.layout import amount, interval, paragraph, percent
 from trainer.scaling.predict import Needed, Prediction, Reached, Shift, kernel_shift, predict, shift_of_run
 from trainer.scaling.reading.options import ABOVE_0, Options
 from trainer.scaling.reading.read import Reading, read_inputs
-from trainer.scaling.text import assumption, why_not
+from trainer.scaling.text import assumption, rates, why_not
 
 DEVICE_HOURS = ("GPU-hours", "core-hours")
 MODEL = "8b"  # whose step is accounted, unless asked for another
@@ -131,6 +131,7 @@ class Command(Kernels, ForecastCommand):
             texts = [why_not(fit)]
             texts[0] += f" The data end at {amount(fit.compute_range[1])} {unit}." * fit.has_forecast
         texts += [_describe_shift(shift)] if shift else []
+        texts += rates(fit, unit) * fit.has_forecast
         texts += [assumption(fit)] * fit.has_forecast
         texts += [self._reached(reached, fit.identified, unit) for reached in prediction.reached]
         texts += [self._needed(needed, fit.identified, unit) for needed in prediction.needed]

@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, softmax
 
 from trainer.scaling.curve import families
+from trainer.scaling.curve.axis import Axis, on_axis
 from trainer.scaling.curve.marginal import CORRELATIONS, FEW_CORRELATIONS, Data, Noise, noise_models
 from trainer.scaling.curve.sigmoid import DRAWS, Array, Draws, Sigmoid
 
@@ -109,9 +110,13 @@ class Average:
     sigmoid_prob: float  # probability that the run follows a sigmoid
     last: float  # the largest compute of the data
     drift: Array  # (n,) of each draw: log odds per e-fold of compute beyond the data
+    axis: Axis | None = None  # of work, where the curves are over that; None: they are over compute
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
+        return self.axis.reward(self._on_axis, compute) if self.axis else self._on_axis(compute)
+
+    def _on_axis(self, compute: ArrayLike) -> Array:
         rewards = np.clip(np.concatenate([part.reward(compute) for part in self.parts]), 0, 1)
         if not self.drift.any():
             return rewards
@@ -172,6 +177,7 @@ def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
 
 def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     """The laws' draws; the same for the same data, prior and seed."""
+    data, axis = on_axis(data)
     mixed, last = mixture(data, prior), float(data.compute[-1])
     rng = np.random.default_rng(seed)
     shares = np.cumsum([law.probability for law in mixed.components])
@@ -183,7 +189,7 @@ def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     mean, sd = prior.drift
     drift = mean + sd * rng.standard_normal(DRAWS)
     sigmoids = sum(len(part.A) for part in parts if part.family.law == 0)
-    return Average(tuple(parts), sigmoids / DRAWS, last, drift)
+    return Average(tuple(parts), sigmoids / DRAWS, last, drift, axis)
 
 
 def gain_weights(parts: Iterable[LawDraws | Draws], last: float, a: float) -> Array:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, average, posterior
+from trainer.scaling.curve.axis import Axis
 from trainer.scaling.curve.flags import FLAGS, HARMLESS, NO_CURVE, SURPRISING, few_points, flags_of, reasons
 from trainer.scaling.curve.marginal import MIN_SD, Data
 from trainer.scaling.curve.points import (
@@ -91,6 +92,11 @@ class Fit:
         return self.details.get(flag, FLAGS[flag])
 
     @property
+    def axis(self) -> Axis | None:
+        """The work to which the curve is fitted; None: it is fitted to compute."""
+        return self.averaged_draws.axis if self.averaged_draws else None
+
+    @property
     def overdispersed(self) -> bool:
         """True if the points scatter more than their reported standard errors explain."""
         return self.noise == REPORTED_ERRORS and self.overdispersion > SURPRISING
@@ -141,6 +147,8 @@ class Fit:
         """The fit as valid JSON, the answer first and the band last, without the draws."""
         content = {"identified": self.identified} | asdict(replace(self, draws=None, averaged_draws=None))
         del content["draws"], content["averaged_draws"]
+        if self.axis:
+            content["rate_ahead"] = asdict(self.axis.rate_ahead(self.confidence))
         if not self.has_forecast:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
             content |= {"at_2x": None, "at_10x": None, "band": measured}
@@ -217,17 +225,20 @@ def fit(
 
 
 def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
-    result, confidence = posterior(data), facts["confidence"]
+    ahead = average(data, prior) if prior else None
+    compute, confidence = data.compute, facts["confidence"]
+    if ahead and ahead.axis:  # the curve is one of work, its forecasts are of device-hours
+        data = replace(data, compute=ahead.axis.work[1:])
+    result = posterior(data)
     sigmoid, draws, c, r = result.sigmoid, result.draws, data.compute, data.reward
     A, B, C_mid, R0 = (
         estimate(getattr(sigmoid, name), getattr(draws, name), confidence)
         for name in ("A", "B", "C_mid", "R0")
     )
     flags = flags_of(data, sigmoid, result.outliers, A, B, facts["within"])
-    ahead = Average((draws,), math.nan, float(c[-1]), np.zeros(len(draws.A)))  # of the sigmoid alone
-    if prior:
-        ahead = average(data, prior)
-    if prior and NO_CURVE.isdisjoint(flags):
+    if ahead is None:  # of the sigmoid alone
+        ahead = Average((draws,), math.nan, float(c[-1]), np.zeros(len(draws.A)))
+    elif NO_CURVE.isdisjoint(flags):
         correlated = result.autocorrelated_prob > 1 - UNLIKELY
         shape = another_shape(data, draws, result.weight, result.scale, correlated)
         if not shape and ahead.sigmoid_prob < UNLIKELY:
@@ -235,7 +246,7 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
             shape = {"other-shape": text}
         flags = shape | flags
     at_2x, at_10x = (median(ahead.reward(x * c[-1]), confidence) for x in (2, FURTHEST))
-    compute, tail = np.geomspace(c[0] / 10, c[-1] * FURTHEST, 100), (1 - confidence) / 2
+    compute, tail = np.geomspace(compute[0] / 10, c[-1] * FURTHEST, 100), (1 - confidence) / 2
     levels = np.quantile(ahead.reward(compute), [0.5, tail, 1 - tail], axis=0, method="inverted_cdf")
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     return Fit(

@@ -43,6 +43,7 @@ class Data:
     R0: float | None
     R0_se: float
     R0_se_reported: bool = True  # False: R0 is as uncertain as the most certain point, known or not
+    flops: Array | None = None  # (n,) until each point; None: not known of all
 
     def start_error(self, overdispersion: float) -> float:
         """R0's error in the units of `sd`: a reported one is not scaled by how far the points scatter."""

@@ -40,14 +40,16 @@ def checked(curve: Curve) -> Data:
             raise ConfigError(f"{run}fit: {name.format(i + 1)} is {x[i]}; expected a number {expected}")
     order = np.argsort(c, kind="stable")
     c, r, sd = c[order], r[order], sd[order]
+    work = np.array([p.flops for p in curve.points], np.float64)[order]
+    flops = work if len(work) and (work > 0).all() else None
     known = bool((sd > 0).any())
     # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
     sd = np.where(sd > 0, sd, sd[sd > 0].min()) if known else usual_error(_smoothed(r))
     unsaid = not known and _most_alike(r)
     if isinstance(first, EvalPoint) and not R0_se:
         error = sd.min(initial=EQUAL_ERROR) if known else float(usual_error(first.pass_rate))
-        return Data(c, r, sd, known or unsaid, R0, float(error), R0_se_reported=False)
-    return Data(c, r, sd, known or unsaid, R0, R0_se)
+        return Data(c, r, sd, known or unsaid, R0, float(error), False, flops)
+    return Data(c, r, sd, known or unsaid, R0, R0_se, flops=flops)
 
 
 def usual_error(reward: ArrayLike) -> Array:
@@ -76,7 +78,8 @@ def averaged(data: Data) -> Data:
     parts = np.array_split(np.arange(len(data.compute)), MAX_POINTS)
     c, r = (np.array([x[i].mean() for i in parts]) for x in (data.compute, data.reward))
     sd = np.array([float(np.sqrt((data.sd[i] ** 2).sum())) / len(i) for i in parts])
-    return replace(data, compute=c, reward=r, sd=sd)
+    flops = None if data.flops is None else np.array([data.flops[i].mean() for i in parts])
+    return replace(data, compute=c, reward=r, sd=sd, flops=flops)
 
 
 def last_error(points: Sequence[EvalPoint]) -> float:

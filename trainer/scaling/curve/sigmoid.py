@@ -91,6 +91,7 @@ class EvalPoint:
     compute: float  # C, in the unit of the ledger
     pass_rate: float  # mean@k
     pass_rate_se: float  # its standard error; 0: unknown
+    flops: float = 0.0  # of the run until then; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ STEPS = (
     r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
     r"train(?:ing)?_step", r"iteration",
 )  # fmt: skip
+LEDGER, FLOPS = "compute/total", "compute/flops"  # of our runs: device-hours and what was done in them
 COMPUTE = (  # with the unit
-    (r"compute/total", "compute/total"),  # of our runs: the ledger has its unit
-    (r"compute/flops", "FLOPs"),
+    (LEDGER, LEDGER),  # the ledger has its unit
+    (FLOPS, "FLOPs"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:flops?|flos)", "FLOPs"),

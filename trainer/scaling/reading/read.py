@@ -17,7 +17,7 @@ from trainer.scaling.reading.log import Log, compute_of, log_of
 from trainer.scaling.reading.options import DEFAULT, Input, ReadOptions, expand
 from trainer.scaling.reading.settings import settings_of
 from trainer.scaling.reading.tables import read_tables
-from trainer.scaling.reading.values import Row, Values, is_known, numbers
+from trainer.scaling.reading.values import Row, Values, filled, is_known, numbers
 
 ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
 MAX_NAMES = 4  # in a note
@@ -142,7 +142,11 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
     error = None if options.samples else names.error_column(columns, reward, options.se_column)
     log = log_of(rows, columns, reward, options)
     compute, unit, source = compute_of(log, file, options)
-    merged = _merged(_points(log, compute, source, error, options), log)
+    measured = _points(log, compute, source, error, options)
+    if source == repr(names.LEDGER) and names.FLOPS in columns:
+        spent = filled(numbers(log.rows, names.FLOPS))[~np.isnan(numbers(log.rows, reward))]
+        measured = [replace(p, flops=f) for p, f in zip(measured, np.nan_to_num(spent).tolist(), strict=True)]
+    merged = _merged(measured, log)
     points = [p for p in merged if p.compute == 0 or p.compute >= options.drop_before]
     if not points:
         beyond = f" from compute {options.drop_before:g} on (--drop-before)" if options.drop_before else ""

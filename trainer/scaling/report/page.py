@@ -168,7 +168,7 @@ def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, An
         "ahead": [fit.at(c) if fit.predictable else None for c in ahead],
         "answers": answers(run.curve, fit),
         "cost": compute_for_most(fit) if fit.identified else None,
-        "cautions": cautions(fit) if fit.predictable else "",
+        "cautions": cautions(fit, run.curve.unit) if fit.predictable else "",
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
         "samples": [sample_view(s) for s in record.samples] if record else [],
     }
