@@ -8,6 +8,7 @@ examples:
   python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv
   python -m trainer.scaling predict run.csv --at 24000 --reach 0.6
   python -m trainer.scaling across 1B=a.csv 3B=b.csv 8B=c.csv --size 30B
+  python -m trainer.scaling allocate 8=a.csv 16=b.csv 32=c.csv --axis group_size
   python -m trainer.scaling inference runs/demo-0 --plot inference.png
   python -m trainer.scaling plan --c-mid 2500 --r0 0.3
   python -m trainer.scaling backtest run-*.csv
@@ -28,6 +29,7 @@ COMMANDS = {  # the module of each command is imported only to run it or to show
     "compare": "do recipes differ in ceiling, efficiency or midpoint, and which is best at which budget",
     "predict": "the reward at a budget and the budget for a reward, also in money",
     "across": "what a size of model not trained yet would do, from the curves of three or more sizes",
+    "allocate": "which value of an axis, such as the group size, is best at which budget",
     "inference": "how much training doubling the completions of a question is worth",
     "plan": "how long a pilot must be, and how often evaluated, to identify the ceiling",
     "backtest": "were finished runs forecast rightly from their beginnings",

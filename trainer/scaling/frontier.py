@@ -36,14 +36,10 @@ def frontier(comparison: Comparison, values: Mapping[str, str]) -> tuple[Row, ..
     All differences of two values at all these budgets are sure together, at the level of the differences of
     recipes; each allows for any of a value's recipes being its best.
     """
-    if comparison.end is None or comparison.incomparable:
+    on_axis = draws_by_value(comparison, values)
+    if on_axis is None:
         return ()
-    end, ranges = comparison.end[0], [f.compute_range for r in comparison.recipes for f in r.forecasts]
-    halvings = int(np.log2(end / max(low for low, _ in ranges)))
-    budgets = [end / 2**i for i in range(halvings, -1, -1)]
-    curves = curves_of(comparison.recipes, budgets, comparison.margin, end)
-    assert curves is not None  # as there is an end
-    best_of = {b: draws for b in budgets if len(draws := _best_of_values(curves, b, values)) > 1}
+    curves, best_of = on_axis
     gaps = {
         (budget, a, b): draws[a] - draws[b]
         for budget, draws in best_of.items()
@@ -54,6 +50,24 @@ def frontier(comparison: Comparison, values: Mapping[str, str]) -> tuple[Row, ..
     lows = simultaneous_band(np.stack(list(gaps.values()), axis=1), curves.sure)[0].tolist()
     sure = {gap for gap, low in zip(gaps, lows, strict=True) if low > 0}
     return tuple(_row(curves, budget, values, sure) for budget in best_of)
+
+
+def draws_by_value(
+    comparison: Comparison, values: Mapping[str, str], further: Sequence[float] = ()
+) -> tuple[Curves, dict[float, dict[str, Array]]] | None:
+    """The recipes' curves, and at each budget the draws of each value's highest reward, if there are two.
+
+    `further`: budgets besides the halves. None: the rewards cannot be compared, or all runs have fallen.
+    """
+    if comparison.end is None or comparison.incomparable:
+        return None
+    end, ranges = comparison.end[0], [f.compute_range for r in comparison.recipes for f in r.forecasts]
+    halvings = int(np.log2(end / max(low for low, _ in ranges)))
+    budgets = sorted({*(end / 2**i for i in range(halvings, -1, -1)), *further})
+    curves = curves_of(comparison.recipes, budgets, comparison.margin, end)
+    assert curves is not None  # as there is an end
+    best_of = {b: draws for b in budgets if len(draws := _best_of_values(curves, b, values)) > 1}
+    return curves, best_of
 
 
 def _ranked(curves: Curves, budget: float) -> dict[str, Array]:
