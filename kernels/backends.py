@@ -90,7 +90,7 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
         return wanted, _load(wanted)
     if name is not None:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
-    if _unavailable(wanted):
+    if unavailable(wanted):
         notice(f"kernels: using the torch backend instead of {wanted!r}: {reason}")
     return "torch", _load("torch")
 
@@ -106,7 +106,7 @@ def backend_info() -> dict[str, dict[str, Any]]:
     """State of each backend: if it works here, and what it uses (ISA, threads, versions) or why not."""
     info: dict[str, dict[str, Any]] = {}
     for name in MODULES:
-        reason = _unavailable(name)
+        reason = unavailable(name)
         details = {"why_not": reason} if reason else _load(name).info()
         info[name] = {"available": not reason} | details
     return info
@@ -120,11 +120,11 @@ def _why_not(name: str, hidden: Tensor, weight: Tensor) -> str:
         return f"expected {expected} tensors, given {hidden.dtype} and {weight.dtype}"
     if name == "cpu" and hidden.device.type != "cpu":
         return f"expected CPU tensors, given {hidden.device}"
-    return _unavailable(name)
+    return unavailable(name)
 
 
 @cache
-def _unavailable(name: str) -> str:
+def unavailable(name: str) -> str:
     """The reason why this backend does not work on this machine; empty if it does."""
     return str(_load(name).why_not())
 

@@ -15,9 +15,22 @@ from .rows import Gradient, merge_over
 from .settings import Settings
 
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
-CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+CUDA_CHUNK_ROWS = 8192  # at least: each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
 LARGEST_FP16 = 2.0**15  # of a scaled gradient: half of FP16's range, 2^29 times its smallest normal number
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
+
+
+def cuda_chunk_rows(hidden: Tensor, vocabulary: int, settings: Settings) -> int:
+    """A multiple of CUDA_CHUNK_ROWS whose logits take at most half of the GPU memory that is free now.
+
+    CUDA_CHUNK_ROWS itself where the ranks of a `group` must have chunks alike, and while a graph is captured.
+    """
+    if not hidden.is_cuda or settings.group is not None or torch.cuda.is_current_stream_capturing():
+        return CUDA_CHUNK_ROWS
+    unused = torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
+    free = torch.cuda.mem_get_info(hidden.device)[0] + unused
+    row = vocabulary * (2 if settings.row_kernel == "fused-epilogue" else 4)  # bytes: bf16 gradients, or FP32
+    return max(1, free // 2 // row // CUDA_CHUNK_ROWS) * CUDA_CHUNK_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class LMHead:
     dtype: torch.dtype  # in which logits are accumulated
     settings: Settings
     first: int | Tensor  # token id of the weight's first row
+    chunk: int  # rows whose logits are in memory at a time
 
     @staticmethod
     def prepare(
@@ -57,14 +71,15 @@ class LMHead:
                 "use 'two-pass'"
             )
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
-        return LMHead(prepared, weight.shape, backend, name, dtype, settings, first)
+        rows = settings.chunk_rows
+        if rows is None and name == "triton":
+            rows = cuda_chunk_rows(hidden, len(weight), settings)
+        rows = rows or max(1, CHUNK_BYTES // (len(weight) * dtype.itemsize))
+        return LMHead(prepared, weight.shape, backend, name, dtype, settings, first, rows)
 
     def chunk_rows(self, n: int) -> int:
-        """The number of rows whose logits are in memory at a time."""
-        size = self.settings.chunk_rows
-        if size is None and self.name == "triton":
-            size = CUDA_CHUNK_ROWS
-        return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
+        """The number of rows of n whose logits are in memory at a time."""
+        return max(1, min(n, self.chunk))
 
     def logits_buffer(self, hidden: Tensor, rows: int) -> Tensor:
         """(rows, V); on a GPU rows start at multiples of 64 bytes, for wide loads whatever V is."""

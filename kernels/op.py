@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from .backends import launching
+from .backends import launching, unavailable
 from .check import check_log_probs, check_values
 from .chunk_loop import STATS, StepOutputs, train
 from .head import LMHead, gradient_dtype
@@ -143,11 +143,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _scaled(d: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """d · scale, multiplied in FP32 and rounded once, without an FP32 tensor in between."""
+    """d · scale, multiplied in FP32 and rounded once. d itself is taken where nobody needs it afterwards:
+    with the upstream gradient 1, as of `loss.backward()`, it is neither read nor copied."""
+    if torch.is_grad_enabled():  # create_graph: the result depends on scale, which `out` does not record
+        return (d * (scale if d.device.type == "cpu" else scale[None])).to(dtype)
+    traced = torch.compiler.is_compiling() or type(d) is not Tensor
+    if d.dtype == dtype and not traced and not torch._C._autograd._get_current_graph_task_keep_graph():
+        d = d.detach()  # a gradient has no history
+        if d.device.type == "cpu":
+            return d if scale == 1 else d.mul_(scale)
+        if d.is_cuda and dtype in (torch.bfloat16, torch.float32) and not unavailable("triton"):
+            from .triton.scale import scale_
+
+            return scale_(d, scale)
     # On a GPU a 0-d factor would be rounded to d's type first; on a CPU it is not, and takes a faster path.
     factor = scale if d.device.type == "cpu" else scale[None]
-    if torch.is_grad_enabled():  # create_graph: the result depends on scale, which `out` does not record
-        return (d * factor).to(dtype)
     return torch.mul(d, factor, out=torch.empty_like(d, dtype=dtype))
 
 

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 from bench.harness import Case, Row
@@ -40,7 +41,8 @@ class Card:
 
 
 CARDS = (Card("H200", bandwidth=4.3e12), Card("H100"))
-CHUNK_ROWS = 8192
+CHUNK_ROWS = (8192, 16384)
+"""Rows of a chunk: those that are always taken, and those for which there is memory at the paper's sizes (10 GB)."""
 CALL_LAUNCHES, CHUNK_LAUNCHES = 35, 12
 """Operations of a call (masks, statistics) and of each chunk, as counted in Triton's interpreter."""
 COLUMNS = 256
@@ -52,13 +54,15 @@ def bare(card: Card, n: int, h: int, v: int, gemms: int = 3) -> float:
     return gemms * 2 * n * h * v / card.gemm
 
 
-def extra(card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1.0) -> dict[str, float]:
+def extra(
+    card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1.0, chunk_rows: int = CHUNK_ROWS[0]
+) -> dict[str, float]:
     """Seconds of everything beside the bare GEMMs, by what takes them.
 
     kernel: a `row_kernel`, or "scoring", which has one GEMM. efficiency: that of Triton's GEMM, without its
     epilogue, as a share of cuBLAS's; it matters for "fused-epilogue" and "scoring".
     """
-    chunks = -(-n // CHUNK_ROWS)
+    chunks = -(-n // chunk_rows)
     stream = 1 / card.bandwidth
 
     def pass_over_logits(name: str, size: int) -> float:
@@ -90,15 +94,16 @@ def extra(card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1
     if chunks > 1:  # dW is an FP32 sum: 2 bytes more in the first GEMM, read and written in the others
         costs["dW summed"] = (2 + 8 * (chunks - 1)) * v * h * stream
         costs["dW rounded"] = 6 * v * h * stream
-    costs["backward's scaling"] = 4 * (v + n) * h * stream
     costs["launches"] = (CALL_LAUNCHES + CHUNK_LAUNCHES * chunks) * card.launch
     return costs
 
 
-def ratio(card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1.0) -> float:
+def ratio(
+    card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1.0, chunk_rows: int = CHUNK_ROWS[0]
+) -> float:
     """The bare GEMMs' time as a share of the whole."""
     gemms = bare(card, n, h, v, 1 if kernel == "scoring" else 3)
-    return gemms / (gemms + sum(extra(card, n, h, v, kernel, efficiency).values()))
+    return gemms / (gemms + sum(extra(card, n, h, v, kernel, efficiency, chunk_rows).values()))
 
 
 SHAPES = ((16384, 4096, 151936), (16384, 2048, 151936), (4096, 4096, 151936), (512, 4096, 151936))
@@ -108,25 +113,30 @@ KERNELS = (
 )  # fmt: skip
 
 
-def measure(card: Card, kernel: str, efficiency: float) -> Row:
+def measure(card: Card, kernel: str, efficiency: float, chunk_rows: int) -> Row:
     """The ratio at every shape, and the milliseconds of the first one's parts."""
-    parts = {"GEMMs": bare(card, *SHAPES[0]), **extra(card, *SHAPES[0], kernel, efficiency)}
-    ratios = [ratio(card, *shape, kernel, efficiency) for shape in SHAPES]
+    parts = {"GEMMs": bare(card, *SHAPES[0]), **extra(card, *SHAPES[0], kernel, efficiency, chunk_rows)}
+    ratios = [ratio(card, *shape, kernel, efficiency, chunk_rows) for shape in SHAPES]
     return {"ratios": ratios, "ms": {name: 1e3 * seconds for name, seconds in parts.items()}}
 
 
 def cases(options: Namespace) -> Iterator[Case]:
-    """Every kernel on every card."""
+    """Every kernel on every card, by the rows of its chunks; scoring has none."""
     for kernel, efficiency in KERNELS:
         rate = f" ({efficiency:.2f})" if kernel in ("fused-epilogue", "scoring") else ""
-        for card in CARDS:
-            yield f"{kernel}{rate}, {card.name}", partial(measure, card, kernel, efficiency)
+        for rows, card in product(CHUNK_ROWS[: 1 if kernel == "scoring" else 2], CARDS):
+            yield f"{kernel}{rate}, {rows}, {card.name}", partial(measure, card, kernel, efficiency, rows)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """The ratios as a table, and the parts of the first shape for the kernels without a GEMM of their own."""
     lines = [[*row["case"].split(", "), *(f"{x:.2f}" for x in row["ratios"])] for row in rows]
-    columns = ("kernel (its GEMM, of cuBLAS's rate)", "card", *(f"N={n} H={h}" for n, h, _ in SHAPES))
+    columns = (
+        "kernel (its GEMM, of cuBLAS's rate)",
+        "rows of a chunk",
+        "card",
+        *(f"N={n} H={h}" for n, h, _ in SHAPES),
+    )
     text = [table(columns, lines)]
     for row in rows:
         if row["case"].startswith(("two-pass", "single-pass")):

@@ -306,9 +306,9 @@ def test_rows_too_wide_for_a_program_are_refused() -> None:
 def test_the_kernels_are_never_exchanged_for_torch_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     x = randn(2, 4)
     monkeypatch.setattr(body, "INTERPRET", False)
-    monkeypatch.setattr(backends, "_unavailable", lambda name: "")
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
     with pytest.raises(ValueError, match="backend 'triton' was given tensors on cpu; expected CUDA tensors"):
         swiglu(x, x, backend="triton")
-    monkeypatch.setattr(backends, "_unavailable", lambda name: "Triton is not installed; pip install triton")
+    monkeypatch.setattr(backends, "unavailable", lambda name: "Triton is not installed; pip install triton")
     with pytest.raises(ValueError, match="backend 'triton' cannot be used: Triton is not installed"):
         swiglu(x, x, backend="triton")

@@ -7,7 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,6 +154,42 @@ def test_checkpointed_or_from_a_retained_graph_the_gradients_are_the_same_bits(
         results.append([*(x.grad for x in inputs), body.weight.grad])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_gradients_that_nobody_needs_afterwards_are_not_copied(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+    empty = head.LMHead.empty_gradients
+
+    def spied(*args: Any) -> Any:
+        made.extend(gradients := empty(*args))
+        return gradients
+
+    monkeypatch.setattr(head.LMHead, "empty_gradients", spied)
+    q, plain = leaves(problem()), leaves(problem())
+    (factor * policy_loss(**q).loss).backward()
+    for made_one, leaf in zip(made, (q["hidden"], q["weight"]), strict=True):
+        assert leaf.grad.data_ptr() == made_one.data_ptr() and not leaf.grad.requires_grad
+    inputs = plain["hidden"], plain["weight"]
+    copied = torch.autograd.grad(factor * policy_loss(**plain).loss, inputs, retain_graph=True)
+    assert torch.equal(copied[0], q["hidden"].grad) and torch.equal(copied[1], q["weight"].grad)
+
+
+def test_the_rows_of_a_chunk_follow_the_free_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the paper's head 8,192 rows of FP32 logits take 4.98 GB: half of 20 GB holds them twice."""
+    hidden, free = Mock(is_cuda=True), {"cuda": 0, "unused": 0}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["cuda"], 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: free["unused"] + 5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+    rows = partial(head.cuda_chunk_rows, hidden, 151936)
+    for cuda, unused, times in ((0, 0, 1), (19, 0, 1), (20, 0, 2), (5, 15, 2), (61, 0, 6)):
+        free |= {"cuda": cuda * 10**9, "unused": unused * 10**9}
+        assert rows(Settings()) == times * 8192
+    assert rows(Settings(row_kernel="fused-epilogue")) == 98304  # only bf16
+    assert rows(Settings(group=Mock())) == 8192
 
 
 @on_both
@@ -536,9 +574,13 @@ def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
 
 
 def test_the_backward_scales_each_gradient_in_one_operation() -> None:
-    loss = policy_loss(**leaves(rounded(problem())), backend="torch").loss
-    with Watch() as watch:
-        loss.backward()
-    called = [name for name, _ in watch.ops]
-    assert called.count("aten.mul.out") == 2
-    assert not {"aten.mul.Tensor", "aten._to_copy.default"} & set(called)
+    for factor, retained, expected in (
+        (1, False, {}),
+        (3, False, {"aten.mul_.Tensor": 2}),
+        (3, True, {"aten.mul.out": 2}),
+    ):
+        loss = policy_loss(**leaves(rounded(problem())), backend="torch").loss
+        with Watch() as watch:
+            loss.backward(torch.tensor(float(factor)), retain_graph=retained)
+        called = [name for name, _ in watch.ops if "mul" in name or "_to_copy" in name]
+        assert {name: called.count(name) for name in called} == expected

@@ -11,7 +11,7 @@ from losses import error
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.triton import backend, matmul
+from kernels.triton import backend, matmul, scale
 from kernels.triton.split import split_16
 
 pytestmark = INTERPRETED
@@ -30,6 +30,19 @@ def test_parts_add_up_to_the_number(
         assert torch.equal(split, parts_of(x, parts, dtype)) and torch.equal(split[:, -37:], x.to(dtype))
         total = split.double().view(3, parts, 37).sum(1)
         assert float(((total - x.double()) / x.double()).abs().max()) <= 2.0**-bits
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_factor_on_the_device_scales_in_place_with_one_rounding(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(scale, "PROGRAMS", 2)  # each has several blocks
+    d = torch.randn(3, 3001).to(dtype)
+    expected = (d.float() * 0.3).to(dtype)
+    assert scale.scale_(d, torch.tensor(1.0)) is d and not torch.equal(d, expected)
+    scale.scale_(d, torch.tensor(0.3))
+    assert torch.equal(d, expected)
 
 
 @pytest.mark.parametrize(("parts", "bound"), [(2, 3e-5), (3, 4e-6)])

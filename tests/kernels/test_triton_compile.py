@@ -63,14 +63,14 @@ def cases() -> list[tuple[str, Any]]:
     from kernels.rows import Gradient
     from kernels.settings import Settings
     from kernels.tokens import Tokens
-    from kernels.triton import fused, rows, split, terms
+    from kernels.triton import fused, rows, scale, split, terms
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def logits_buffer(vocabulary: int) -> torch.Tensor:
         weight = new(vocabulary, 8, dtype=torch.bfloat16)
-        head = LMHead(weight, weight.shape, cast(Any, None), "triton", torch.float32, Settings(), 0)
+        head = LMHead(weight, weight.shape, cast(Any, None), "triton", torch.float32, Settings(), 0, ROWS)
         return head.logits_buffer(weight, ROWS)
 
     row, y = new(ROWS), new(ROWS, dtype=torch.int64)
@@ -88,6 +88,10 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"{name} {short(dtype)}", run))
         if not cap:
             found.append((name, lambda z=z: rows.single_pass(z, y, row, row)))
+    for dtype in (torch.bfloat16, torch.float32):
+        found.append(
+            (f"scale {short(dtype)}", lambda d=dtype: scale.scale_(new(ROWS, WIDTH, dtype=d), row[0]))
+        )
     found.append(("parts=3", lambda: split.split_16(new(ROWS, WIDTH), 3)))
     found.append(("parts=2 fp16", lambda: split.split_16(new(ROWS, WIDTH), 2, torch.float16)))
     for dtype, parts, width, vocabulary in [

@@ -48,7 +48,7 @@ def both_ways(stats: Tensor, t: Tokens, settings: Settings) -> list[tuple[Gradie
     for fused in (False, True):
         h = torch.empty(C, 1)
         used: Any = backend if fused else object()
-        head = LMHead(h, h.shape, used, "triton", torch.float32, settings, 0)
+        head = LMHead(h, h.shape, used, "triton", torch.float32, settings, 0, 8)
         outputs = chunk_loop.StepOutputs.empty(h, head, False, False)
         terms = chunk_loop.make_terms(head, h, t)
         g = chunk_loop._terms_and_gradient(head, stats, t, outputs, terms, slice(0, C))
