@@ -67,8 +67,7 @@ def policy_loss(
     exact          FP32 gradients of the logits (on CUDA 16-bit high + low parts) instead of 16 bits.
     weight_parts   number of bf16 parts, 2 or 3, of an FP32 weight with bf16 hidden on CUDA.
     row_kernel     Triton: "two-pass", "single-pass", "fused-epilogue"; "auto": see docs/kernels.md.
-    chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA as many multiples
-                   of 8,192 as fit in half of the free memory (8,192 with `group`).
+    chunk_rows     rows of logits in memory at a time: 128 MiB; on CUDA 8,192, or more in half of free memory.
     drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
     group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each
                    rank gets the full loss and d_hidden, and d_weight of its shard.

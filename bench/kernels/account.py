@@ -42,7 +42,7 @@ class Card:
 
 CARDS = (Card("H200", bandwidth=4.3e12), Card("H100"))
 CHUNK_ROWS = (8192, 16384)
-"""Rows of a chunk: those that are always taken, and those for which there is memory at the paper's sizes (10 GB)."""
+"""Rows of a chunk: those that are always taken, and those that need 10 GB at the paper's sizes."""
 CALL_LAUNCHES, CHUNK_LAUNCHES = 35, 12
 """Operations of a call (masks, statistics) and of each chunk, as counted in Triton's interpreter."""
 COLUMNS = 256
