@@ -1,15 +1,18 @@
 """Promises of the axis: forecasts in device-hours where a device-hour is not always the same work."""
 
 import gzip
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, explain, fit_curve
 from trainer.scaling.__main__ import main
-from trainer.scaling.curve.axis import Axis
+from trainer.scaling.curve.axis import RATE, Axis, axis_of
+from trainer.scaling.curve.points import checked
 from trainer.scaling.forecast import backtest, forecast
 from trainer.scaling.reading.read import read_inputs
 
@@ -70,6 +73,20 @@ def test_each_draw_goes_on_at_its_own_rate() -> None:
     assert axis.reward(on_work, 6.0) == pytest.approx([0.08, 0.20], abs=1e-4)
     ahead = axis.rate_ahead(0.9)
     assert (ahead.low, ahead.high) == (0.5, 2.0)
+
+
+def test_the_rate_ahead_is_that_of_the_last_third_as_uncertain_as_the_rates_were() -> None:
+    """3 FLOPs an hour for 8 hours, then 1.5 for 4: 30 in 12 hours, 2.5 an hour."""
+    points = [EvalPoint(i, float(i), 0.1, 0.01, 3.0 * min(i, 8) + 1.5 * max(i - 8, 0)) for i in range(1, 13)]
+    axis = axis_of(checked(curve_of("run", "core-hours", points)))
+    assert axis and axis.rates == pytest.approx([1.2, 1.2, 1.2, 0.6, 0.6])
+    assert axis.spread == pytest.approx(math.log(2) * math.sqrt(3 * 2 / 5 / 4))
+    a, b, dof = RATE
+    reach = math.sqrt(a**2 + b * axis.spread**2) * t.ppf(0.005 + 0.99 * 0.95, dof)
+    ahead = axis.rate_ahead(0.9)
+    assert (ahead.value, ahead.low, ahead.high) == pytest.approx(
+        (0.6, 0.6 * math.exp(-reach), 0.6 * math.exp(reach)), rel=0.01
+    )
 
 
 def test_the_output_the_live_forecast_and_the_page_say_so(
