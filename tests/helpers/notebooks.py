@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import nbformat
 from nbclient import NotebookClient
@@ -20,9 +21,10 @@ def executed(path: Path, folder: Path, **environment: str) -> Any:
     """The notebook after every cell has run, in `folder`; CellExecutionError names the first that fails."""
     notebook = nbformat.read(path, as_version=4)
     settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder / ".ipython")}
-    env = os.environ | settings | environment
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=600, coalesce_streams=True, resources=resources).execute(env=env)
+    client = NotebookClient(notebook, timeout=600, coalesce_streams=True, resources=resources)
+    with patch.dict(os.environ, settings | environment):  # IPython asks for its folder here, too
+        client.execute()
     return notebook
 
 
