@@ -145,10 +145,13 @@ def _row_stats(
     highest = tl.max(m, 0)
     shift = (m - highest) * scale_2
     shrink = tl.exp2(shift)
+    # By FMA: compilers fuse plain products with the first step of a sum, differently in each of two lanes.
+    zero = tl.zeros((LANES,), tl.float32)
+    others, dot = tl.fma(shrink, others, zero), tl.fma(shrink, dot + shift * others, zero)
     tl.store(stats + row, highest * scale)
-    tl.store(stats + rows + row, tl.sum(shrink * others, 0))
+    tl.store(stats + rows + row, tl.sum(others, 0))
     tl.store(stats + 2 * rows + row, tl.where(local, z_y * scale, 0.0))
-    tl.store(stats + 3 * rows + row, tl.sum(shrink * (dot + shift * others), 0) * LN_2)
+    tl.store(stats + 3 * rows + row, tl.sum(dot, 0) * LN_2)
 
 
 @triton.jit

@@ -8,9 +8,16 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from ptx import GLOBAL, Kernel, parse
+from ptx import GLOBAL, PARAMETERS, Kernel, parse
 from ptx_memory import Memory
 from ptx_steps import program
+from ptx_tasks import TensorMap
+
+WAITS = (
+    "bar.", "mbarrier.try_wait", "wgmma.wait_group", "cp.async.wait_group", "cp.async.bulk.wait_group",
+    "fence.proxy.async",
+)  # fmt: skip
+"""How the opcodes of synchronising instructions begin."""
 
 
 def specialised(kernel: Any, arguments: dict[str, Any]) -> Any:
@@ -48,8 +55,8 @@ def short(dtype: torch.dtype) -> str:
     return names[dtype]
 
 
-def ptx(source: Any, options: dict[str, Any], capability: int) -> tuple[str, int]:
-    """(PTX, bytes of shared memory) of a specialised kernel; the assembler is not run."""
+def ptx(source: Any, options: dict[str, Any], capability: int) -> tuple[str, dict[str, Any]]:
+    """(PTX, what the compiler says of it) of a specialised kernel; the assembler is not run."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
@@ -66,7 +73,7 @@ def ptx(source: Any, options: dict[str, Any], capability: int) -> tuple[str, int
     metadata = dict(parsed.__dict__, target=target)
     for name in ("ttir", "ttgir", "llir", "ptx"):
         module = stages[name](module, metadata)
-    return module, metadata["shared"]
+    return module, metadata
 
 
 @dataclass(slots=True)
@@ -76,13 +83,13 @@ class Machine:
     capability: int = 90
     seed: int = 0
     races: bool = True
-    removed: tuple[str, int] | None = None
-    """A kernel, and the place in its code of an instruction that is left out."""
-    compiled: dict[Any, tuple[str, Kernel, int]] = field(default_factory=dict)
+    removed: tuple[str, tuple[int, ...]] | None = None
+    """A kernel, and the places in its code of instructions that are left out."""
+    compiled: dict[Any, tuple[str, Kernel, dict[str, Any]]] = field(default_factory=dict)
     passed: dict[str, set[int]] = field(default_factory=dict)
-    """The barriers of each kernel that a warp waited at."""
-    barriers: dict[str, list[int]] = field(default_factory=dict)
-    """All barriers of each kernel that was launched."""
+    """What WAITS names of each kernel that a warp came to."""
+    barriers: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Place and opcode of all that WAITS names, of each kernel that was launched."""
 
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         """In place of JITFunction.run."""
@@ -91,32 +98,51 @@ class Machine:
         source = specialised(kernel, bound)
         key = source.hash(), str(sorted(options.items()))
         if key not in self.compiled:
-            text, shared = ptx(source, options, self.capability)
+            text, metadata = ptx(source, options, self.capability)
             name = f"{kernel.fn.__name__} {sha256(text.encode()).hexdigest()[:8]}"
-            self.compiled[key] = name, parse(text), shared
-        name, parsed, shared = self.compiled[key]
-        self.barriers[name] = parsed.places("bar.sync", "bar.warp.sync")
-        removed = frozenset({self.removed[1]} if self.removed and self.removed[0] == name else ())
+            self.compiled[key] = name, parse(text), metadata
+        name, parsed, metadata = self.compiled[key]
+        self.barriers[name] = {at: parsed.code[at].opcode for at in parsed.places(*WAITS)}
+        removed = self.removed[1] if self.removed and self.removed[0] == name else ()
         values = [bound[n] for n, kind in source.signature.items() if kind != "constexpr"]
-        with memory_of([x for x in values if isinstance(x, torch.Tensor)], self.races) as (memory, places):
-            arguments = packed(parsed, values, places)
-            shape = (*grid, 1, 1)[:3]
-            passed = program(parsed, shared, removed).run(shape, arguments, memory, self.seed, self.races)
+        tensors = [x.base if hasattr(x, "base") else x for x in values]
+        with memory_of([x for x in tensors if isinstance(x, torch.Tensor)], self.races) as (memory, places):
+            arguments, maps = packed(parsed, values, places, metadata.get("tensordesc_meta") or [])
+            ready = program(parsed, metadata["shared"], removed, maps)
+            ready.run((*grid, 1, 1)[:3], arguments, memory, self.seed, self.races)
         if not removed:
-            self.passed.setdefault(name, set()).update(passed)
+            self.passed.setdefault(name, set()).update(ready.passed & self.barriers[name].keys())
 
 
-def packed(kernel: Kernel, values: list[Any], places: dict[int, int]) -> bytes:
-    """The kernel's arguments as it reads them; the last two, Triton's scratch memory, are not used."""
-    packed = bytearray(kernel.parameter_bytes)
-    for value, (offset, size) in zip(values, kernel.parameters.values(), strict=False):
-        if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage().data_ptr()
-            value = GLOBAL + places[storage] + value.data_ptr() - storage if value.numel() else 0
-        struct.pack_into(
-            "<f" if isinstance(value, float) else {4: "<i", 8: "<q"}[size], packed, offset, value
-        )
-    return bytes(packed)
+def packed(
+    kernel: Kernel, values: list[Any], places: dict[int, int], descriptors: list[dict[str, Any]]
+) -> tuple[bytes, dict[int, TensorMap]]:
+    """The kernel's arguments as it reads them, and the matrices of the TMA descriptors among them.
+
+    The last two parameters, Triton's scratch memory, are not used.
+    """
+
+    def address(x: torch.Tensor) -> int:
+        storage = x.untyped_storage().data_ptr()
+        return GLOBAL + places[storage] + x.data_ptr() - storage if x.numel() else 0
+
+    packed, maps, rest = bytearray(kernel.parameter_bytes), {}, iter(kernel.parameters.values())
+    metas = iter(descriptors)
+    for value in values:
+        numbers = [value]
+        if hasattr(value, "block_shape"):
+            (offset, _), meta, size = next(rest), next(metas), value.base.element_size()
+            rows, box = tuple(value.shape), tuple(meta["block_size"])
+            stride = value.strides[0] * size
+            maps[PARAMETERS + offset] = TensorMap(
+                address(value.base), rows, stride, box, size, meta["swizzle"]
+            )
+            numbers = [*value.shape, *value.strides]
+        for x in numbers:
+            offset, size = next(rest)
+            x = address(x) if isinstance(x, torch.Tensor) else x
+            struct.pack_into("<f" if isinstance(x, float) else {4: "<i", 8: "<q"}[size], packed, offset, x)
+    return bytes(packed), maps
 
 
 @contextmanager

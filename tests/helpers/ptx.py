@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from ptx_memory import Access, Array, Memory, PTXError
 from ptx_ops import DType
+from ptx_tasks import Groups, MBarrier, Task, TensorMap
 
 Mask = Array | None
 Step = Callable[["Warp", Mask], None]
@@ -44,8 +45,8 @@ class Kernel:
     threads: int = 0
 
     def places(self, *opcodes: str) -> list[int]:
-        """Where these instructions are in the code."""
-        return [i for i, x in enumerate(self.code) if x.opcode in opcodes]
+        """Where instructions are in the code whose opcodes begin like one of these."""
+        return [i for i, x in enumerate(self.code) if x.opcode.startswith(opcodes)]
 
 
 def parse(ptx: str) -> Kernel:
@@ -111,14 +112,16 @@ class Warp:
         self.at, self.active = 0, np.ones(32, bool)
         self.parted: list[tuple[int, Array]] = []
         """Other groups of lanes that are elsewhere in the code."""
-        self.waits = self.done = False
+        self.waits = self.done = self.spins = False
         self.sync = 0
+        self.groups = {"wgmma": Groups(), "bulk": Groups(), "copy": Groups()}
 
     def step(self) -> None:
         """Run the next instruction of the lanes that are furthest behind."""
         if self.parted:
             self._join()
         instruction, self.at = self.at, self.at + 1
+        self.block.program.passed.add(instruction)
         try:
             self.block.steps[instruction](self, None if self.active.all() else self.active)
         except PTXError as error:
@@ -162,27 +165,58 @@ class Block:
         self.memory = {"global": memory, "shared": shared, "param": parameters}
         self.rng = random.Random(seed)
         self.warps = [Warp(i, self) for i in range(self.kernel.threads // 32)]
-        self.passed: set[int] = set()
-        """The barriers that a warp waited at."""
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.copies: list[Task] = []
+        """Copies that have started and report to an mbarrier."""
 
     def run(self) -> None:
         """Until all warps have ended. The schedule is one of four kinds, by the seed."""
         starved = self.rng.choice(self.warps) if self.seed % 4 == 3 else None
         while live := [w for w in self.warps if not w.done]:
-            ready = [w for w in live if not w.waits]
-            if not ready:
-                if len(live) < len(self.warps):
-                    raise PTXError("a barrier that ended warps do not reach")
+            ready = [w for w in live if not (w.waits or w.spins)]
+            if self.copies and self.seed % 3 == 2 and self.rng.random() < 0.2:
+                self._copy()
+            elif ready:
+                self._turn(self.rng.choice([w for w in ready if w is not starved] or ready))
+            elif all(w.waits for w in self.warps):
                 self.epoch += 1
                 for warp in self.warps:
                     warp.waits = False
-                continue
-            warp = self.rng.choice([w for w in ready if w is not starved] or ready)
-            steps = {0: self.rng.randint(1, 60), 1: 1 << 60, 2: self.rng.randint(1, 3), 3: 1 << 60}
-            for _ in range(steps[self.seed % 4]):
-                warp.step()
-                if warp.done or warp.waits:
-                    break
+            elif self.copies:
+                self._copy()
+            else:
+                raise PTXError("all warps wait, not all of them at a barrier of the block")
+        for warp in self.warps:
+            for groups in warp.groups.values():
+                groups.commit()
+                groups.wait(0)
+
+    def _copy(self) -> None:
+        """One of the copies is done."""
+        self.copies.pop(self.rng.randrange(len(self.copies))).finish()
+        self.wake()
+
+    def _turn(self, warp: Warp) -> None:
+        """Some steps of a warp, or all until it waits."""
+        steps = {0: self.rng.randint(1, 60), 2: self.rng.randint(1, 3)}.get(self.seed % 4, 1 << 60)
+        for _ in range(steps):
+            warp.step()
+            if warp.done or warp.waits or warp.spins:
+                break
+
+    def eager(self) -> bool:
+        """True if what is asynchronous is to be done at once: by the seed always, never or at random."""
+        return {0: True, 1: False}.get(self.seed % 3, self.rng.random() < 0.5)
+
+    def start(self, copy: Task) -> None:
+        self.copies.append(copy)
+        if self.eager():
+            self.copies.pop().finish()
+
+    def wake(self) -> None:
+        """Let warps look again at mbarriers that were not ready."""
+        for warp in self.warps:
+            warp.spins = False
 
     def special(self, name: str, warp: Warp) -> Array:
         value: Any = {
@@ -204,21 +238,23 @@ class Program:
     steps: list[Step]
     width: Callable[[str], DType]
     """The type in which a register is held, unsigned or bool."""
+    maps: dict[int, TensorMap]
+    """The matrices whose descriptors are at these addresses."""
+    passed: set[int] = field(default_factory=set)
+    """The instructions that a warp came to."""
 
     def run(
         self, grid: tuple[int, int, int], arguments: bytes, memory: Memory, seed: int, races: bool = True
-    ) -> set[int]:
-        """Run the blocks in random order; the barriers that were passed."""
+    ) -> None:
+        """Run the blocks in random order."""
         parameters = Memory(self.kernel.parameter_bytes, PARAMETERS, None, False)
         parameters.bytes[: len(arguments)] = np.frombuffer(arguments, np.uint8)
         parameters.valid[:] = True
         places = [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]
         random.Random(seed).shuffle(places)
-        passed, epoch = set(), 1
+        epoch = 1
         with np.errstate(all="ignore"):
             for place in places:
                 block = Block(self, grid, place, memory, parameters, seed, epoch, races)
                 block.run()
                 epoch = block.epoch + 1
-                passed |= block.passed
-        return passed

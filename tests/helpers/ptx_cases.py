@@ -1,20 +1,10 @@
-"""Calls of the Triton backend with their results' errors, in bounds, against float64; run without a GPU.
+"""Calls of the row and body kernels with their results' errors, in bounds, against float64."""
 
-A program, since Triton's interpreter must be off: `python tests/helpers/ptx_cases.py PATTERN SEEDS BARRIERS`
-prints JSON. Each case that PATTERN matches runs under that many schedules; if BARRIERS is 1, also once for
-each barrier that it passes, without that barrier.
-"""
-
-import json
-import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from ahead_of_time import Machine
-from ptx_memory import RaceError
 from torch import Tensor
 
 Case = Callable[[], float]
@@ -206,68 +196,6 @@ def gated(rows: int, width: int, dtype: torch.dtype) -> float:
     return body(lambda g, u: SwiGLU.apply(g, u, dtype), tensors, lambda g, u: g * torch.sigmoid(g) * u)
 
 
-def merge(rows: int, tiles: int) -> float:
-    """Statistics of column tiles, put together."""
-    from kernels.triton import config, gemm
-
-    partial, target = randn(3, tiles, rows), randn(rows, seed=1)
-    partial[0] *= 9
-    partial[1].abs_()
-    stats = torch.zeros(4, rows)
-    tensors = partial, target, stats
-    config.launch(gemm.merge, (-(-rows // 32),), *tensors, rows, tiles, TILES=32, ROWS=32, num_warps=4)
-    m, others, dot = partial.double()
-    highest = m.max(0).values
-    shrink = (m - highest).exp()
-    exact = [
-        highest,
-        (shrink * others).sum(0),
-        target.double(),
-        (shrink * (dot + (m - highest) * others)).sum(0),
-    ]
-    return max(error(x, y) for x, y in zip(stats, exact, strict=True))
-
-
-def anchors(parts: int, width: int) -> float:
-    """The generator's estimates of three rows, the last without a target."""
-    from kernels.triton import config, gemm
-
-    h, weight = randn(3, width, dtype=BF16), randn(7, parts * width, dtype=BF16, seed=1)
-    y, gen, out = torch.tensor([3, 6, 9]), torch.tensor([-1.5, -99.0, -1.0]), torch.zeros(3)
-    tensors = h, weight, y, torch.tensor([0.5, 1.0, 1.0]), gen, out
-    config.launch(
-        gemm.estimate_anchors,
-        (3,),
-        *tensors,
-        7,
-        width,
-        width,
-        parts * width,
-        PARTS=parts,
-        BLOCK=512,
-        num_warps=4,
-    )
-    products = (h[:2].double().repeat(1, parts) * weight[y[:2]].double()).sum(1)
-    return max(error(out[:2], products - torch.tensor([-3.0, -60.0])), float(out[2] != -1e30) * 9)
-
-
-def settle(vocabulary: int) -> float:
-    """Rows whose tiles have anchors of their own, and one whose tiles have the estimate."""
-    from kernels.triton import config, gemm
-
-    pitch, tiles = -(-vocabulary // 8) * 8, -(-vocabulary // 256)
-    exp = randn(2, pitch).abs().to(BF16)[:, :vocabulary]
-    partial, y = torch.zeros(3, tiles, 2), torch.tensor([100, 4])
-    partial[0, :, 0] = torch.arange(tiles) * 2.0 + 1
-    stats = torch.stack([partial[0].amax(0), torch.tensor([3.0, 5.0]), torch.zeros(2), torch.zeros(2)])
-    shift = (partial[0] - stats[0]).T.double().repeat_interleave(256, 1)[:, :vocabulary]
-    exact = exp.double() * shift.exp()
-    exact[[0, 1], y] = -stats[1].double()
-    tensors = exp, partial, torch.zeros(2), torch.ones(2), stats, y
-    config.launch(gemm.settle, (2,), *tensors, vocabulary, pitch, COLUMNS=256, num_warps=1)
-    return error(exp, exact)
-
-
 SMALL, TAIL, SHIPPED = (1100, 512, 4), (300, 512, 4), (9001, 4096, 8)
 """Vocabulary, tile and warps of row kernels: whole tiles and a part of one, a part alone, what is shipped."""
 
@@ -289,8 +217,6 @@ def cases() -> dict[str, Case]:
         "single_pass": partial(single_pass, False, SMALL),
         "single_pass raised": partial(single_pass, True, SMALL),
         "single_pass shipped": partial(single_pass, True, SHIPPED),
-        "merge": partial(merge, 40, 37),
-        "settle": partial(settle, 1001),
     }
     for dtype, name in ((BF16, "bf16"), (FP16, "fp16"), (FP32, "fp32")):
         found[f"row_grads {name}"] = partial(row_grads, dtype, 0.0, True, SMALL)
@@ -304,8 +230,6 @@ def cases() -> dict[str, Case]:
     found["terms plain"] = partial(terms, "cispo", 0.0, 0.0)
     for parts, dtype in ((2, BF16), (3, BF16), (2, FP16)):
         found[f"split {parts} {dtype}"] = partial(split, parts, dtype)
-    for parts, width in ((1, 1030), (3, 64)):
-        found[f"anchors {parts}"] = partial(anchors, parts, width)
     for arguments in NORMS:
         found[f"norm {arguments}"] = partial(norm, *arguments)
     for arguments in ROPES:
@@ -313,44 +237,3 @@ def cases() -> dict[str, Case]:
     for arguments in [(2, 1100, BF16), (1, 1, FP32)]:
         found[f"swiglu {arguments}"] = partial(gated, *arguments)
     return found
-
-
-def report(pattern: str, seeds: int, barriers: bool) -> dict[str, Any]:
-    """Of each case its errors under each schedule; of each compiled kernel its barriers and what showed them.
-
-    Without a barrier a case shows a "race", is "wrong" or shows "nothing"; "never" if no case passed it.
-    """
-    from triton.runtime.jit import JITFunction
-
-    from kernels.triton import rms_norm
-
-    rms_norm.multiprocessors = lambda device: 1
-    machine, errors, shown = Machine(), {}, {}
-    JITFunction.run = lambda kernel, *args, **options: machine.launch(kernel, *args, **options)
-    for name, case in cases().items():
-        if not re.search(pattern, name):
-            continue
-        machine.passed, errors[name] = {}, []
-        for machine.seed in range(seeds):
-            errors[name].append(case())
-        for kernel, passed in machine.passed.items():
-            outcomes = shown.setdefault(kernel, dict.fromkeys(machine.barriers[kernel], "never"))
-            for at in passed if barriers else ():
-                if outcomes[at] not in ("race", "wrong"):
-                    outcomes[at] = without(machine, (kernel, at), case)
-    return {"errors": errors, "barriers": {kernel: list(x.values()) for kernel, x in shown.items()}}
-
-
-def without(machine: Machine, barrier: tuple[str, int], case: Case) -> str:
-    """What shows that a barrier is missing."""
-    machine.removed = barrier
-    try:
-        return "nothing" if case() < 1 else "wrong"
-    except RaceError:
-        return "race"
-    finally:
-        machine.removed = None
-
-
-if __name__ == "__main__":
-    print(json.dumps(report(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")))

@@ -7,7 +7,7 @@ that is there already changes nothing and may meet other writes; Triton writes r
 Blocks of a grid are never ordered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,13 @@ class Shadow:
         self.write_epoch, self.writer, self.write_sync, self.write_block = np.zeros((4, size), np.int64)
         self.read_epoch, self.read_warps, self.read_sync, self.read_lanes = np.zeros((4, size), np.int64)
         self.read_block = np.zeros(size, np.int64)
+        self.pending, self.unfenced = np.zeros((2, size), bool)
+        """What a copy may still write; what threads wrote and no fence shows to asynchronous reads."""
 
     def read(self, at: Array, a: Access) -> None:
         """Note a read of bytes at (n, bytes); RaceError if a write of them is not ordered before it."""
+        if self.pending[at].any():
+            raise RaceError("a read and a copy that may still write")
         if self._written(at, a).any():
             raise RaceError("a read and another thread's write")
         stale = self.read_epoch[at] != a.epoch
@@ -61,22 +65,28 @@ class Shadow:
 
     def write(self, at: Array, a: Access, changed: Array) -> None:
         """Note a write, which changes these bytes; RaceError if another access is not ordered before it."""
+        if self.pending[at].any():
+            raise RaceError("a write and a copy that may still write")
         if (self._written(at, a) & changed).any():
             raise RaceError("two writes of different values")
         others = (self.read_warps[at] & ~(1 << a.warp)) != 0
         lanes = (self.read_lanes[at] & ~(1 << a.lanes)[:, None]) != 0
         unordered = (self.read_epoch[at] == a.epoch) & (others | (lanes & (self.read_sync[at] == a.sync)))
-        if (unordered | ~np.isin(self.read_block[at], (0, a.block))).any():
+        block = self.read_block[at]
+        if (unordered | ((block != 0) & (block != a.block))).any():
             raise RaceError("a write and another thread's read")
         self.write_epoch[at], self.write_sync[at], self.write_block[at] = a.epoch, a.sync, a.block
         self.writer[at] = (32 * a.warp + a.lanes)[:, None]
 
     def _written(self, at: Array, a: Access) -> Array:
         """Where another thread's last write has no order with this access."""
-        writer = self.writer[at]
-        neighbour = (writer % 32 != a.lanes[:, None]) & (self.write_sync[at] == a.sync)
-        here = (self.write_epoch[at] == a.epoch) & ((writer // 32 != a.warp) | neighbour)
-        return here | ~np.isin(self.write_block[at], (0, a.block))
+        block = self.write_block[at]
+        unordered, recent = (block != 0) & (block != a.block), self.write_epoch[at] == a.epoch
+        if recent.any():
+            writer = self.writer[at]
+            neighbour = (writer % 32 != a.lanes[:, None]) & (self.write_sync[at] == a.sync)
+            unordered |= recent & ((writer // 32 != a.warp) | neighbour)
+        return unordered
 
 
 class Memory:
@@ -110,6 +120,51 @@ class Memory:
                 raise RaceError("two lanes of a store")
         if self.shadow:
             self.shadow.write(where, a, self.bytes[where] != before)
+            self.shadow.unfenced[where] = True
+
+    def load_async(self, addresses: Array, a: Access) -> Array:
+        """Bytes at (n, bytes), read by an instruction that these threads have started, or have waited for."""
+        at = self.offsets(addresses, 1)
+        if self.shadow:
+            if self.shadow.unfenced[at].any():
+                raise RaceError("an asynchronous read and a write that is not fenced")
+            self.shadow.read(at, a)
+        return self.bytes[at]
+
+    def store_async(self, addresses: Array, data: Array, a: Access) -> None:
+        """The same for a write."""
+        at = self.offsets(addresses, 1)
+        if self.shadow:
+            self.shadow.write(at, a, np.ones(at.shape, bool))
+        self.bytes[at] = data
+
+    def start_copy(self, addresses: Array, a: Access) -> None:
+        """From now on nobody may touch these bytes, which nobody reads any more.
+
+        The copy is no thread: even what its own thread has read needs a barrier before it.
+        """
+        if self.shadow:
+            at, lanes = self.offsets(addresses, 1), np.full_like(a.lanes, 32)
+            self.shadow.write(at, replace(a, lanes=lanes), np.ones(at.shape, bool))
+            self.shadow.pending[at], self.shadow.unfenced[at] = True, False
+
+    def fill(self, addresses: Array, data: Array) -> None:
+        """What a copy brings arrives."""
+        self.bytes[self.offsets(addresses, 1)] = data
+
+    def end_copy(self, addresses: Array, a: Access | None = None) -> None:
+        """The bytes may be read: by everybody, or by the threads that have waited for them."""
+        if self.shadow:
+            at = self.offsets(addresses, 1)
+            self.shadow.pending[at] = False
+            self.shadow.write_epoch[at] = 0
+            if a:
+                self.shadow.write(at, a, np.ones(at.shape, bool))
+
+    def fence(self, warp: int) -> None:
+        """Show what a warp's threads wrote to asynchronous reads."""
+        if self.shadow:
+            self.shadow.unfenced &= self.shadow.writer // 32 != warp
 
     def offsets(self, addresses: Array, size: int) -> Array:
         """Offsets (n,) of accesses of `size` bytes; PTXError where one is outside or not aligned."""

@@ -71,13 +71,22 @@ UNARY: dict[str, Function] = {
 }  # fmt: skip
 
 
+EXACT = BINARY | {"neg": np.negative, "abs": np.abs, "sqrt": np.sqrt}
+
+
 def _float(name: str, modifiers: set[str]) -> Function:
     """FP32 arithmetic in float64, rounded once; approximations have no error beside that."""
     rounding = (modifiers & ROUNDINGS or {"rn"}).pop()
+    if rounding == "rn" and "ftz" not in modifiers and name in EXACT:  # NumPy's FP32 rounds these once
+        return EXACT[name]
     flush = flushed if "ftz" in modifiers else lambda x: x
 
     def function(*operands: Array) -> Array:
         a, *rest = (flush(x).astype(np.float64) for x in operands)
+        if name == "fma" and rounding == "rn":
+            total = a * rest[0] + rest[1]
+            if not _may_round_twice(total).any():
+                return flush(total.astype(np.float32))
         if name == "fma":
             total, error = _two_sum(a * rest[0], rest[1])
         elif name in ("add", "sub"):
@@ -92,6 +101,11 @@ def _float(name: str, modifiers: set[str]) -> Function:
 def flushed(x: Array) -> Array:
     """Subnormal FP32 numbers as zeros of their sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
+def _may_round_twice(x: Array) -> Array:
+    """Where float64 x may lie between two FP32 numbers because it was rounded, or is subnormal in FP32."""
+    return (x.view(np.uint64) & 0x1FFFFFFF == 0x10000000) | ((np.abs(x) < 2.0**-125) & (x != 0))
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:

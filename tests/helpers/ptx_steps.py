@@ -1,31 +1,40 @@
 """The instructions of PTX as Python functions of a warp, and kernels made of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from ptx import LANES, PARAMETERS, SHARED, Instruction, Kernel, Mask, Program, Step, Warp
+from ptx_async import AsyncSteps
 from ptx_memory import UNSIGNED, Array
 from ptx_ops import TYPES, DType, arithmetic
+from ptx_tasks import TensorMap
 
 
-def program(kernel: Kernel, shared: int, removed: frozenset[int] = frozenset()) -> Program:
-    """A kernel ready to run with this many bytes of shared memory, without the instructions in `removed`."""
-    nothing = Instruction("", "nop", (), "nop")
-    code = [nothing if i in removed else x for i, x in enumerate(kernel.code)]
-    decoder = Decoder(kernel)
-    return Program(kernel, shared, [decoder.step(x, i) for i, x in enumerate(code)], decoder.width)
+def program(
+    kernel: Kernel, shared: int, removed: Iterable[int] = (), maps: dict[int, TensorMap] | None = None
+) -> Program:
+    """A kernel ready to run with this many bytes of shared memory, without some instructions.
+
+    maps: the matrices whose TMA descriptors are at these addresses among the parameters.
+    """
+    code, decoder = list(kernel.code), Decoder(kernel)
+    for at in removed:
+        waits = code[at].opcode.startswith("mbarrier.try_wait")  # without it nothing is waited for
+        operands = (code[at].operands[0], "-1") if waits else ()
+        code[at] = Instruction("", "mov.pred" if waits else "nop", operands, "removed")
+    return Program(kernel, shared, [decoder.step(x) for x in code], decoder.width, maps or {})
 
 
-class Decoder:
+class Decoder(AsyncSteps):
     """Makes Python functions of a kernel's instructions."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
-    def step(self, x: Instruction, at: int) -> Step:
+    def step(self, x: Instruction) -> Step:
         """What an instruction does, which stands at this place in the code."""
-        step = self._step(x, at)
+        step = self._step(x)
         if not x.guard:
             return step
         register, negated = x.guard.lstrip("!"), x.guard[0] == "!"
@@ -40,7 +49,7 @@ class Decoder:
 
         return guarded
 
-    def _step(self, x: Instruction, at: int) -> Step:
+    def _step(self, x: Instruction) -> Step:
         name = x.opcode.split(".")[0]
         if name in ("ld", "st"):
             return self._access(x)
@@ -48,7 +57,7 @@ class Decoder:
             return self._packed(x)
         special = getattr(self, f"_{name}", None)
         if special:
-            step: Step = special(x, at)
+            step: Step = special(x)
             return step
         return self._arithmetic(x)
 
@@ -158,10 +167,13 @@ class Decoder:
 
         return join if "{" in x.operands[1] else split
 
-    def _nop(self, x: Instruction, at: int) -> Step:
+    def _nop(self, x: Instruction) -> Step:
         return lambda w, mask: None
 
-    def _bra(self, x: Instruction, at: int) -> Step:
+    def _cvta(self, x: Instruction) -> Step:
+        return self._arithmetic(Instruction("", "mov.b64", x.operands, x.text))
+
+    def _bra(self, x: Instruction) -> Step:
         to = self.kernel.labels[x.operands[0]]
 
         def step(w: Warp, mask: Mask) -> None:
@@ -173,7 +185,7 @@ class Decoder:
 
         return step
 
-    def _ret(self, x: Instruction, at: int) -> Step:
+    def _ret(self, x: Instruction) -> Step:
         def step(w: Warp, mask: Mask) -> None:
             w.active = w.active & False if mask is None else w.active & ~mask
             w.done = not (w.parted or w.active.any())
@@ -183,16 +195,14 @@ class Decoder:
 
         return step
 
-    def _bar(self, x: Instruction, at: int) -> Step:
+    def _bar(self, x: Instruction) -> Step:
         def block(w: Warp, mask: Mask) -> None:
             w.together(mask)
             w.waits = True
-            w.block.passed.add(at)
 
         def warp(w: Warp, mask: Mask) -> None:
             w.together(mask)
             w.sync += 1
-            w.block.passed.add(at)
 
         if x.opcode == "bar.sync" and x.operands == ("0",):
             return block
@@ -200,7 +210,7 @@ class Decoder:
             return warp
         raise NotImplementedError(x.text)
 
-    def _shfl(self, x: Instruction, at: int) -> Step:
+    def _shfl(self, x: Instruction) -> Step:
         target, _, predicate = x.operands[0].partition("|")
         a, b, c = (self.operand(text, TYPES["u32"]) for text in x.operands[1:4])
         mode = x.opcode.split(".")[2]
@@ -219,7 +229,7 @@ class Decoder:
 
         return step
 
-    def _ldmatrix(self, x: Instruction, at: int) -> Step:
+    def _ldmatrix(self, x: Instruction) -> Step:
         """Load or store 1 to 4 matrices of 8 x 8 16-bit elements; lane 8 i + r has the address of row r."""
         load, transposed = x.opcode.startswith("ld"), ".trans." in x.opcode
         registers, place = x.operands if load else x.operands[::-1]
@@ -248,7 +258,7 @@ class Decoder:
 
     _stmatrix = _ldmatrix
 
-    def _redux(self, x: Instruction, at: int) -> Step:
+    def _redux(self, x: Instruction) -> Step:
         _, _, name, kind = x.opcode.split(".")
         reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[name]
         read = self.operand(x.operands[1], TYPES[kind])
