@@ -11,13 +11,14 @@ TEST_STAMP := .venv/.sigmoid-rl-tests-installed
 TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
+ARM := build/aarch64
 NEWEST_PY := .venv-newest/bin/python
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-arm test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -96,6 +97,15 @@ test-newest: setup-tests  ## the newest torch and transformers under the tests o
 	$(NEWEST_PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
 		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
 		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned
+
+test-arm: setup-tests  ## the native loss on aarch64: cross-compiled, its tests under qemu (Debian: g++-aarch64-linux-gnu qemu-user)
+	mkdir -p build
+	cmake -S . -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > $(ARM).log || { cat $(ARM).log; exit 1; }
+	cmake --build $(ARM) -j 2 > $(ARM).log || { cat $(ARM).log; exit 1; }
+	aarch64-linux-gnu-g++ -std=c++20 -O1 -Wall tests/helpers/emulated_native.cpp -o $(ARM)/driver -ldl
+	SIGMOID_RL_EMULATED="qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/driver $(ARM)/_native.so" \
+		$(PY) -m pytest -q tests/kernels/test_native.py tests/kernels/test_rows.py -k "baseline and not (refused or forked or without)"
 
 test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes)
 	SIGMOID_RL_PYTHON=$(CURDIR)/$(PY) HF_HUB_OFFLINE=1 $(CLIENTS_PY) -P -m pytest -q -c /dev/null --rootdir=. \

@@ -59,7 +59,7 @@ CEILINGS = {
     # 19 forward KL over a teacher's top-k
     # 8 one card
     # 15 `view`, 2 Trackio
-    "trainer": 2_221,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    "trainer": 2_224,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -67,7 +67,7 @@ CEILINGS = {
     # 33 what the learner said of tokens, in the journal
     "controller": 3_023,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
-    "engines": 1_772,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
+    "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
     # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
     # 2 a teacher
@@ -87,18 +87,18 @@ CEILINGS = {
     "verifiers": 1_473,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
-    "sweep": 912,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
+    "sweep": 915,  # 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 91 forecasts on FLOPs where a device-hour was not always the same work, 158 `allocate`
-    "scaling": 6_307,
+    "scaling": 6_306,
     "evaluate": 535,
     "view": 709,  # the page of runs while they train
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     "bench": 4_599,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
     # 78 pictures and the story
-    "tests": 30_299,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 30_394,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

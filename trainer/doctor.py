@@ -23,7 +23,7 @@ from rich.text import Text
 
 from trainer.cli import Parser, parse
 from trainer.config import Config, ConfigError
-from trainer.gpus import visible_gpus
+from trainer.gpus import cpu_cores, visible_gpus
 from trainer.launcher.placement import Devices
 from trainer.models.cache import cache_folder
 from trainer.models.smollm2 import WHEEL, find_gguf
@@ -65,7 +65,7 @@ def examine() -> Iterator[Finding]:
     version = platform.python_version()
     new_enough = tuple(map(int, version.split(".")[:2])) >= (3, 11)
     yield Finding("Python", new_enough, version, "3.11 or newer: make setup PYTHON=/path/to/python3.11")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(cpu_cores())
     advice = "engine and learner take turns on it: about twice the time"
     yield Finding("CPU", cores > 1, f"{cores} cores, {platform.machine()}", advice, required=False)
     page = os.sysconf("SC_PAGE_SIZE") / GIB

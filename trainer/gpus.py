@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, and their memory, without importing torch.
+"""The GPUs and cores that this process may use, and the GPUs' memory, without importing torch.
 
 nvidia-smi says it. Where that is missing, as in containers with the driver's library alone, the library does,
 in a process of its own: a process that has started CUDA must not fork.
@@ -26,6 +26,12 @@ if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
         cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
         print(i, "", name.value.decode(), size.value // 2**20, sep=", ")
 """
+
+
+def cpu_cores() -> list[int]:
+    """The CPU cores that this process may use; all where the system pins no process, as macOS."""
+    pinned = hasattr(os, "sched_getaffinity")
+    return sorted(os.sched_getaffinity(0)) if pinned else list(range(os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)

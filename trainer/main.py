@@ -14,7 +14,7 @@ from trainer.beginning import begin, source_of, starting_checkpoint
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.sources import check_sources
-from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
+from trainer.gpus import cpu_cores, number_as_listed, smallest_gpu_memory, usable_gpus
 from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
@@ -207,7 +207,7 @@ def split(launch: Launch, ranks: int = 0) -> Devices:
     config = launch.config
     gpus = () if memory_estimate.stays_on_cpu(config) else without_judges(config, usable_gpus())
     asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
-    devices = placement.assign(asked, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+    devices = placement.assign(asked, gpus, len(cpu_cores()), torchrun_ranks())
     return replace(devices, engines=()) if launch.replay else devices
 
 

@@ -1,9 +1,13 @@
 """The kernels' backends that work here; the native one once for each instruction set that it can run."""
 
+import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 import pytest
+from emulated_native import COMMAND, EmulatedLibrary
 
 from kernels import backend_info, native
 from kernels.triton import config
@@ -12,6 +16,9 @@ INTERPRETED = [  # marks of a test that calls Triton's kernels on the CPU
     pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
+if command := os.environ.get(COMMAND):  # before anything has loaded the library of this machine
+    with patch.object(ctypes, "CDLL", lambda path: EmulatedLibrary(command)):
+        assert not native.why_not(), native.why_not()
 ISAS = [] if native.why_not() else native.isas()
 BACKENDS = [
     variant

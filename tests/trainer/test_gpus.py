@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer import gpus
-from trainer.gpus import listed_gpus, smallest_gpu_memory, usable_gpus, visible_gpus, without_cuda
+from trainer.gpus import cpu_cores, listed_gpus, smallest_gpu_memory, usable_gpus, visible_gpus, without_cuda
 from trainer.launcher import placement
 from trainer.main import main
 
@@ -150,3 +150,10 @@ def test_without_vllm_a_dry_run_plans_for_the_torch_engine(
     assert main(["--recipe", *arguments.split(), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert all(text in out for text in printed), out
+
+
+def test_where_the_system_pins_no_process_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_cores() == sorted(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert cpu_cores() == [0, 1, 2]

@@ -20,7 +20,6 @@ The same command goes on where a broken-off one ended, and with checkpoints that
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -36,7 +35,7 @@ from trainer.evaluate.page import write_page
 from trainer.evaluate.question import ASKED, Checkpoint, Question, check_same, question_of
 from trainer.evaluate.record import Record, results
 from trainer.evaluate.view import View, show, table
-from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
+from trainer.gpus import cpu_cores, number_as_listed, smallest_gpu_memory, usable_gpus
 from trainer.launcher import placement
 from trainer.launcher.memory_estimate import known_size, stays_on_cpu, with_slots
 from trainer.launcher.placement import Devices
@@ -102,7 +101,7 @@ def decided(config: Config, slots_are_set: bool) -> tuple[Config, Devices]:
         from trainer.engines.vllm.engine import check_installed
 
         check_installed()
-    devices = placement.engines_alone(config, gpus, len(os.sched_getaffinity(0)))
+    devices = placement.engines_alone(config, gpus, len(cpu_cores()))
     if slow := placement.slow_dtype(config, devices):
         raise ConfigError(slow)
     if not slots_are_set:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.config import ConfigError
-from trainer.gpus import usable_gpus
+from trainer.gpus import cpu_cores, usable_gpus
 from trainer.run_folder import complete, latest
 from trainer.sweep.spec import Run
 
@@ -36,7 +36,7 @@ class LocalExecutor:
     is killed, and its next start finds them."""
 
     def __init__(self, folder: Path, jobs: int, gpus_per_run: int) -> None:
-        gpus, cores = usable_gpus(), sorted(os.sched_getaffinity(0))
+        gpus, cores = usable_gpus(), cpu_cores()
         width = gpus_per_run or len(gpus) // (jobs or 1)
         self.folder, self.jobs = folder, jobs or (len(gpus) // max(1, width) if gpus else 1)
         if self.jobs * width > len(gpus) or not (width if gpus else self.jobs <= len(cores)):
@@ -55,16 +55,21 @@ class LocalExecutor:
         return _process(**content, done=lambda: not _locked(run.lock))
 
     def start(self, run: Run, compute: float, slot: int) -> Handle:
-        gpus, cores = self.gpus[slot], os.sched_getaffinity(0)
+        gpus, cores = self.gpus[slot], cpu_cores()
         with run.lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.sched_setaffinity(0, self.cores[slot])  # the child has it from us
+            _pin(self.cores[slot])  # the child has it from us
             try:
                 child = spawn(run, compute, lock, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
             finally:
-                os.sched_setaffinity(0, cores)
+                _pin(cores)
             json.dump({"pid": child.pid, "slot": slot}, lock)
         return _process(child.pid, slot, lambda: child.poll() is not None)
+
+
+def _pin(cores: list[int]) -> None:
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        os.sched_setaffinity(0, cores)
 
 
 class Job:

@@ -23,6 +23,7 @@ from trainer import run_folder
 from trainer.cli import parse
 from trainer.config import ConfigError
 from trainer.engines.vllm.engine import SECRET, check_installed, set_environment, vllm_settings
+from trainer.gpus import cpu_cores
 from trainer.models.resolve import resolve_model
 
 UPLOADS = "SIGMOID_RL_INCOMING"  # environment variable: folder for uploads, in shared memory if possible
@@ -97,7 +98,7 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
     folder = resolve_model(config.model.path)
     run_folder.sweep(run_folder.shared())  # folders of servers that were killed
     uploads, lock = run_folder.own_folder(run_folder.shared())
-    set_environment(config.engine.threads or len(os.sched_getaffinity(0)), uploads)
+    set_environment(config.engine.threads or len(cpu_cores()), uploads)
     # VLLM_SERVER_DEV_MODE opens vLLM's routes for weights and pauses; Guard protects them.
     os.environ |= {"VLLM_SERVER_DEV_MODE": "1", UPLOADS: str(uploads)}
     try:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from trainer.config import ConfigError
 from trainer.config.values import Range
+from trainer.gpus import cpu_cores
 from trainer.scaling.commands import Json, ReadCommand, sources, write_json
 from trainer.scaling.curve.fit import Fit
 from trainer.scaling.curve.points import MIN_POINTS
@@ -189,7 +190,7 @@ class Command(Plans, Assumptions, ReadCommand):
         evaluations = sorted(set(self.evaluations))
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: one core each
         fits = len(budgets) * len(evaluations) * len(prospect.sigmoids)
-        workers = max(1, min(_cores(), fits // 30))  # for fewer fits, starting a process takes longer
+        workers = max(1, min(len(cpu_cores()), fits // 30))  # for fewer fits, starting a process takes longer
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("simulating", total=fits)
             return simulate(
@@ -243,7 +244,3 @@ def _other_shapes(readings: Sequence[Reading], fits: Sequence[Fit]) -> str:
 
 def _span(values: Sequence[float]) -> str:
     return f"{min(values):.3g} to {max(values):.3g}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
