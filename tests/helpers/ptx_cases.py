@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -140,6 +141,17 @@ def split(parts: int, dtype: torch.dtype) -> float:
     return float(((out - x).abs() / (bound * (x.abs() + (0.125 if dtype == FP16 else 0)))).max())
 
 
+def scaled_in_place(dtype: torch.dtype, factor: float) -> float:
+    """All blocks by one program; a factor of 1 changes no bit."""
+    from kernels.triton import scale
+
+    d = randn(3, 1500, dtype=dtype)
+    exact = d.double() * float(torch.tensor(factor))
+    with patch.object(scale, "PROGRAMS", 1):
+        scale.scale_(d, torch.tensor(factor))
+    return error(d, exact) if factor != 1 else float(not torch.equal(d.double(), exact))
+
+
 def body(op: Any, tensors: list[Tensor], exact: Any) -> float:
     """Outputs and gradients of an op of the body, for upstream gradients at random."""
     leaves = [x.clone().requires_grad_() for x in tensors]
@@ -230,6 +242,8 @@ def cases() -> dict[str, Case]:
     found["terms plain"] = partial(terms, "cispo", 0.0, 0.0)
     for parts, dtype in ((2, BF16), (3, BF16), (2, FP16)):
         found[f"split {parts} {dtype}"] = partial(split, parts, dtype)
+    for factor, dtype in ((0.3, BF16), (0.3, FP32), (1.0, BF16)):
+        found[f"scale {factor} {dtype}"] = partial(scaled_in_place, dtype, factor)
     for arguments in NORMS:
         found[f"norm {arguments}"] = partial(norm, *arguments)
     for arguments in ROPES:

@@ -61,7 +61,7 @@ def test_every_row_and_body_kernel_is_float64s_and_all_barriers_but_one_are_need
     assert outcomes(found) == {"race", "redundant"}
     assert {kernel.split()[0] for kernel in found["barriers"]} == {
         "_row_stats", "_row_grads", "_single_pass", "_terms", "_split", "merge", "estimate_anchors", "settle",
-        "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_swiglu", "_swiglu_grads",
+        "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_scale", "_swiglu", "_swiglu_grads",
     }  # fmt: skip
     assert sum(map(len, found["barriers"].values())) > 200
     # The first barrier in a loop over tiles (512 wide, 8 warps): each thread then writes what it read itself.
