@@ -91,7 +91,7 @@ CEILINGS = {
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 91 forecasts on FLOPs where a device-hour was not always the same work, 158 `allocate`
-    "scaling": 6_306,
+    "scaling": 6_307,
     "evaluate": 535,
     "view": 709,  # the page of runs while they train
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
