@@ -20,16 +20,22 @@ LARGEST_FP16 = 2.0**15  # of a scaled gradient: half of FP16's range, 2^29 times
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
 
 
-def cuda_chunk_rows(hidden: Tensor, vocabulary: int, settings: Settings) -> int:
-    """A multiple of CUDA_CHUNK_ROWS whose logits take at most half of the GPU memory that is free now.
+def cuda_chunk_rows(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """A multiple of CUDA_CHUNK_ROWS whose logits take at most half of the GPU memory that is free beside dW.
 
-    CUDA_CHUNK_ROWS itself where the ranks of a `group` must have chunks alike, and while a graph is captured.
+    CUDA_CHUNK_ROWS itself where the logits' gradients are split into parts, which need as much memory again,
+    where the ranks of a `group` must have chunks alike, and while a graph is captured.
     """
-    if not hidden.is_cuda or settings.group is not None or torch.cuda.is_current_stream_capturing():
+    split = settings.exact or hidden.dtype != weight.dtype
+    if len(hidden) <= CUDA_CHUNK_ROWS or not hidden.is_cuda or split or settings.group is not None:
+        return CUDA_CHUNK_ROWS
+    if torch.cuda.is_current_stream_capturing():
         return CUDA_CHUNK_ROWS
     unused = torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
-    free = torch.cuda.mem_get_info(hidden.device)[0] + unused
-    row = vocabulary * (2 if settings.row_kernel == "fused-epilogue" else 4)  # bytes: bf16 gradients, or FP32
+    free = torch.cuda.mem_get_info(hidden.device)[0] + unused - 8 * weight.numel()
+    row = len(weight) * (
+        2 if settings.row_kernel == "fused-epilogue" else 4
+    )  # bytes: bf16 gradients, or FP32
     return max(1, free // 2 // row // CUDA_CHUNK_ROWS) * CUDA_CHUNK_ROWS
 
 
@@ -73,7 +79,7 @@ class LMHead:
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
         rows = settings.chunk_rows
         if rows is None and name == "triton":
-            rows = cuda_chunk_rows(hidden, len(weight), settings)
+            rows = cuda_chunk_rows(hidden, weight, settings)
         rows = rows or max(1, CHUNK_BYTES // (len(weight) * dtype.itemsize))
         return LMHead(prepared, weight.shape, backend, name, dtype, settings, first, rows)
 

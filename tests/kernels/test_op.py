@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -178,18 +178,23 @@ def test_gradients_that_nobody_needs_afterwards_are_not_copied(
 
 
 def test_the_rows_of_a_chunk_follow_the_free_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the paper's head 8,192 rows of FP32 logits take 4.98 GB: half of 20 GB holds them twice."""
-    hidden, free = Mock(is_cuda=True), {"cuda": 0, "unused": 0}
+    """At the paper's head 8,192 rows of FP32 logits take 4.98 GB, and dW as much."""
+    hidden, free = MagicMock(is_cuda=True, dtype=torch.bfloat16), {"cuda": 0, "unused": 0}
+    hidden.__len__.return_value = 1 << 20
+    weight = torch.empty(151936, 4096, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["cuda"], 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: free["unused"] + 5)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
-    rows = partial(head.cuda_chunk_rows, hidden, 151936)
-    for cuda, unused, times in ((0, 0, 1), (19, 0, 1), (20, 0, 2), (5, 15, 2), (61, 0, 6)):
+    rows = partial(head.cuda_chunk_rows, hidden, weight)
+    for cuda, unused, times in ((0, 0, 1), (24, 0, 1), (25, 0, 2), (5, 20, 2), (66, 0, 6)):
         free |= {"cuda": cuda * 10**9, "unused": unused * 10**9}
         assert rows(Settings()) == times * 8192
     assert rows(Settings(row_kernel="fused-epilogue")) == 98304  # only bf16
-    assert rows(Settings(group=Mock())) == 8192
+    assert rows(Settings(group=Mock())) == rows(Settings(exact=True)) == 8192
+    assert head.cuda_chunk_rows(hidden, weight.float(), Settings()) == 8192  # parts, as large as the logits
+    hidden.__len__.return_value = 8192
+    assert rows(Settings()) == 8192
 
 
 @on_both

@@ -16,7 +16,7 @@ from trainer.launcher.placement import Devices, weight_push
 
 GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss, on a CPU
-CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: `kernels.op` has it
+CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: those that `kernels.head` needs; it takes more where they fit
 TOP_K_LOGITS = 2 * (4 << 25)  # of a teacher, and their log-softmax: `learner.policy_model` has it
 CONTEXT = int(1.5 * GIB)  # of CUDA and NCCL, beside what torch allocates
 MIN_GPU_PARAMETERS = 2_000_000  # below, the torch engine and the learner mostly launch kernels
@@ -177,7 +177,7 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     top_k = 0 if frozen or not config.objective.kl.top_k else 4 * head  # another FP32 dW
     if not devices.gpus:  # several ranks on a CPU are a test
         return {activations: saved, logits: chunk // parts + top_k}
-    # FP32: dW twice, as it is scaled. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
+    # FP32: dW twice, for a loss scale. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
     copies = 0 if frozen else (8 if not narrow or tokens > rows else 6) * head + top_k
     in_loss = {activations: saved, logits: (chunk + copies) // parts}
     at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}

@@ -66,9 +66,8 @@ def interval(e: Estimate, form: str = "", quoted: bool = True) -> str:
     `form`: of numbers, a name in FORMS, or empty for compute and money.
     """
     form = FORMS.get(form, form)
-    value, low, high = (
-        f"{x:{form}}" if form and math.isfinite(x) else amount(x) for x in (e.value, e.low, e.high)
-    )
+    xs = e.value, e.low, e.high
+    value, low, high = (f"{x:{form}}" if form and math.isfinite(x) else amount(x) for x in xs)
     return f"{value} ({low} to {high})" if quoted else f"{low} to {high}"
 
 
