@@ -123,6 +123,7 @@ def random_cases(rank: int, size: int) -> list[list[Any]]:
     return results
 
 
+@pytest.mark.slow
 def test_random_cases_over_backends_types_shards_and_options_are_those_of_float64(tmp_path: Path) -> None:
     wrong: dict[tuple[int, str], Any] = {}
     got = on_ranks(2, tmp_path, random_cases)

@@ -39,6 +39,7 @@ def test_pages_of_run_and_evaluation_show_episodes_turn_by_turn(unbroken: Path, 
         assert '<div class="injected"><small>environment</small><pre>' in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_branch_and_a_replay_are_bit_for_bit_the_run(unbroken: Path, tmp_path: Path) -> None:
     run([*MAIN, "--run-dir", str(tmp_path / "branch"), "--branch-from", f"{unbroken}@2"], tmp_path)
     assert learned(tmp_path / "branch") == learned(unbroken)
@@ -46,6 +47,7 @@ def test_a_branch_and_a_replay_are_bit_for_bit_the_run(unbroken: Path, tmp_path:
     assert f"the losses up to step {STEPS} are bit for bit those of the replayed run" in said
 
 
+@pytest.mark.slow
 def test_a_run_with_lag_replays_bit_for_bit(tmp_path: Path) -> None:
     run([*MAIN, *FLAGS.split(), "2", "--run-dir", str(tmp_path / "run")], tmp_path)
     assert max(row["lag/max"] for row in metrics(tmp_path / "run", "lag/max")) <= 2

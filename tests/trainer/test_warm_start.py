@@ -43,6 +43,7 @@ def test_it_learns_the_datas_completions_and_samples_for_evaluations_alone(warm:
     assert sorted(trained) == sorted(set(trained))  # an epoch has 32 prompts, and so have 8 steps
 
 
+@pytest.mark.slow
 def test_a_branch_and_a_resume_amid_a_round_are_the_unbroken_run(
     begin: Begin, warm: Path, tmp_path: Path
 ) -> None:

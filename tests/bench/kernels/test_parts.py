@@ -18,6 +18,7 @@ from bench.kernels.problem import LossProblem, make_problem
 TINY = ["--rows=4", "--hidden=16", "--vocab=40", "--chunk=4"]
 
 
+@pytest.mark.slow
 def test_every_line_runs_in_tritons_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     command = ["-m", "bench", "kernels.parts", *TINY, "--only=limit,kernel,op,epilogue"]
