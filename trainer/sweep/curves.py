@@ -103,7 +103,10 @@ def go_on_from(curves: Path, sweep: Sweep, configs: Mapping[str, Config]) -> Non
                     "give another --keep-curves"
                 )
         run.folder.mkdir(parents=True)
-        measured = [{k: json.loads(row[k]) for k in row if COLUMNS.fullmatch(k)} for row in tables[run.name]]
+        measured = [
+            {k: json.loads(cell) for k, cell in row.items() if COLUMNS.fullmatch(k) and cell != ""}
+            for row in tables[run.name]
+        ]
         write_atomic(run.folder / METRICS, "".join(f"{json.dumps(row)}\n" for row in measured))
         for role in ledger["roles"].values():
             role["states"] = {state: s * role["devices"] for state, s in role["seconds"].items()}

@@ -81,6 +81,26 @@ def test_wandbs_file_is_the_history_of_its_run(tmp_path: Path) -> None:
     assert len(readings_of(tmp_path)) == 2
 
 
+def test_a_resumed_wandb_run_has_the_rows_of_all_its_files_and_an_empty_file_is_noted(tmp_path: Path) -> None:
+    starts = ("run-20260101_090000-abc", "offline-run-20260101_100000-abc", "run-20260101_110000-abc")
+    for folder, steps in zip(starts, (range(5), range(3, 6), ()), strict=True):
+        rows = [{"step": s, "eval/pass_rate": s / 10 + 0.01 * (steps[0] > 0)} for s in steps]
+        items = [[field(1, k.encode()) + field(16, str(v).encode()) for k, v in row.items()] for row in rows]
+        records = [field(2, b"".join(field(1, item) for item in row)) for row in items]
+        (tmp_path / folder).mkdir()
+        content = log(records) if records else b""
+        (tmp_path / folder / "run-abc.wandb").write_bytes(content)
+    reading = reading_of(tmp_path)
+    rewards = [(p.step, round(p.pass_rate, 2)) for p in reading.curve.evaluations]
+    assert rewards == [(0, 0), (1, 0.1), (2, 0.2), (3, 0.31), (4, 0.41), (5, 0.51)]  # later files count
+    assert any("without a byte" in note and "'run-abc.wandb'" in note for note in reading.notes)
+    assert any("Steps 3 to 4 were made twice" in note for note in reading.notes)
+    for folder in starts[:2]:
+        (tmp_path / folder / "run-abc.wandb").write_bytes(b"")
+    with pytest.raises(ConfigError, match="is empty"):
+        reading_of(tmp_path)
+
+
 def field(number: int, value: int | bytes) -> bytes:
     """A field of a protobuf message."""
     content, kind = (value, 0) if isinstance(value, int) else (len(value), 2)
@@ -144,3 +164,41 @@ def test_what_is_none_of_them_is_refused_in_one_line(name: str, content: bytes, 
     with pytest.raises(ConfigError, match=r"x\.\w+") as error:
         reading_of(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+DEEP = "[" * 200_000
+TIME = "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ("timestamp, run_name, step, metrics", [TIME, "a", None, '{"x": 1}']),
+        ("timestamp, run_name, step, metrics", [None, "a", 1, '{"x": 1}']),
+        ("timestamp, run_name, step, metrics", [TIME, "a", 1, None]),
+        ("timestamp, run_name, step, metrics", [TIME, "a", 1, "[1]"]),
+        ("timestamp, run_name, step, metrics", [TIME, "a", 1, '"x"']),
+        ("timestamp, run_name, step, metrics", [TIME, "a", 1, '{"x": ' + DEEP]),
+        ("timestamp, run_name, step, metrics", [TIME, "a", float("inf"), '{"x": 1}']),
+        ("timestamp, run_name, step, scores", [TIME, "a", 1, '{"x": 1}']),
+    ],
+)
+def test_a_damaged_database_is_refused_in_one_line(
+    columns: str, row: Sequence[object], tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "x.db") as database:
+        database.execute(f"CREATE TABLE metrics (id INTEGER PRIMARY KEY, {columns})")
+        database.execute("INSERT INTO metrics VALUES (NULL, ?, ?, ?, ?)", row)
+    database.close()
+    with pytest.raises(ConfigError, match=r"x\.db: not the rows that Trackio writes, or damaged") as error:
+        reading_of(tmp_path / "x.db")
+    assert "\n" not in str(error.value)
+
+
+def test_json_that_is_nested_too_deep_is_refused_in_one_line(tmp_path: Path) -> None:
+    item = field(1, b"x") + field(16, DEEP.encode())
+    (tmp_path / "x.wandb").write_bytes(log([field(2, field(1, item))]))
+    (tmp_path / "x.jsonl").write_text(DEEP + "\n")
+    for name, why in (("x.wandb", "not a history of W&B"), ("x.jsonl", "recursion")):
+        with pytest.raises(ConfigError, match=rf"{name}: .*{why}"):
+            reading_of(tmp_path / name)

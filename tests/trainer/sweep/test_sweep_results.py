@@ -16,6 +16,7 @@ import yaml
 
 from trainer.accounting.run_account import run_dtype
 from trainer.config import ConfigError
+from trainer.jsonl import read_lines
 from trainer.run_folder import complete
 from trainer.scaling.report import page
 from trainer.sweep.__main__ import main
@@ -272,6 +273,9 @@ def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
     (kept / "ledger.json").write_text(json.dumps(ledgers))
     table = gzip.decompress((kept / "curves.csv.gz").read_bytes()).decode()
     table = re.sub(r",(data|held-out set|samples per prompt|scorer)(?=[,\n])", r",invented \1", table)
+    header, *rows = table.splitlines()
+    other = "eval/other/pass_rate"  # a set that only some evaluations had
+    table = "\n".join([f"{header},{other}", *(f"{row},{'0.5' * (i % 2)}" for i, row in enumerate(rows)), ""])
     (kept / "curves.csv.gz").write_bytes(gzip.compress(table.encode()))
     trained = list[str]()
 
@@ -295,6 +299,8 @@ def test_a_sweep_goes_on_from_kept_curves_where_its_runs_are_gone(
         assert [r.curve.points for r in again[name]] == [r.curve.points for r in before[name]]
     shown, whole = progress(tmp_path / "new" / "scalerl-0"), progress(folder / "scalerl-0")
     assert (shown.step, shown.compute) == (whole.step, whole.compute)
+    again = [row.get(other) for row in read_lines(tmp_path / "new" / "scalerl-0" / "metrics.jsonl")]
+    assert again[:4] == [None, 0.5, None, 0.5]
     assert yaml.safe_load((tmp_path / "new" / "scalerl-2" / "config.yaml").read_text())["seed"] == 2
     assert main([*words[:-1], "--model.path=another"]) == 2
     assert "its overrides is" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.log import Log, compute_of, log_of
 from trainer.scaling.reading.options import DEFAULT, Input, ReadOptions, expand
 from trainer.scaling.reading.settings import settings_of
-from trainer.scaling.reading.tables import read_tables
+from trainer.scaling.reading.tables import read_tables, wandb_files
 from trainer.scaling.reading.values import Row, Values, filled, is_known, numbers
 
 ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
@@ -127,7 +127,9 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
     short = [run for run, reading in readings.items() if len(reading.curve.points) < MIN_POINTS]
     if len(short) == len(readings):
         short = []
+    empty = [f.name for f in wandb_files(file) if not f.stat().st_size] if file.is_dir() else []
     left_out = {
+        "Files without a byte, as a killed run leaves them, which are left out": empty,
         f"Rows of the training batches, which are left out ({file}/NAME reads them)": trained,
         f"Runs of fewer than {MIN_POINTS} evaluations, which are left out": short,
     }

@@ -88,11 +88,23 @@ def _event_runs(path: Path) -> dict[str, list[Row]]:
         listed = ", ".join(logs[:20]) + (" …" if len(logs) > 20 else "")
         raise ConfigError(f"{path} is a folder of several logs; give one: {listed}")
     if not folders:
-        if offline := sorted({file.resolve() for file in path.rglob("*.wandb")}):  # latest-run is a link
-            return {file.stem.removeprefix("run-"): _read(wandb, file) for file in offline}
+        offline: dict[str, list[Row]] = {}
+        for file in wandb_files(path):
+            rows = _read(wandb, file) if file.stat().st_size else []
+            offline.setdefault(file.stem.removeprefix("run-"), []).extend(rows)
+        if offline:
+            return offline
         raise ConfigError(f"{path} holds no {METRICS}, {TRAINER_STATE} or TensorBoard events; {EXPECTED}")
     runs = {str(f.relative_to(path)): _events(sorted(f.glob("*tfevents*"), key=_numbers)) for f in folders}
     return runs if len(runs) > 1 else {"": next(iter(runs.values()))}
+
+
+def wandb_files(folder: Path) -> list[Path]:
+    """The .wandb files in a folder, oldest first: a resumed run has one for each start, a killed one may have
+    one without a byte.
+    """
+    files = {file.resolve() for file in folder.rglob("*.wandb")}  # latest-run is a link
+    return sorted(files, key=lambda file: (file.parent.name.removeprefix("offline-"), file))
 
 
 def _numbers(file: Path) -> list[tuple[int, str]]:
@@ -151,7 +163,7 @@ def _rows(path: Path) -> list[Row]:
         return READERS.get(kind, _any)(text)
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not text; {EXPECTED}") from e
-    except (ValueError, csv.Error, OSError, EOFError, zlib.error) as e:
+    except (ValueError, csv.Error, OSError, EOFError, zlib.error, RecursionError) as e:
         raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
 
 

@@ -42,6 +42,18 @@ def trackio(path: Path) -> dict[str, list[Row]]:
             logged = [dict(row) for row in database.execute("SELECT * FROM metrics ORDER BY id")]
     except sqlite3.Error as e:
         raise ValueError(f"not a database of Trackio ({e})") from e
+    try:
+        runs = _runs(logged)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+        raise ValueError(f"not the rows that Trackio writes, or damaged ({type(e).__name__}: {e})") from e
+    names = [name for name, _ in runs]
+    titles = {key: key[0] if names.count(key[0]) == 1 else f"{key[0]}-{key[1][:6]}" for key in runs}
+    tables = {titles[key]: joined(events) for key, events in runs.items()}
+    return tables if len(tables) != 1 else {"": next(iter(tables.values()))}
+
+
+def _runs(logged: Iterable[Row]) -> dict[tuple[str, str], list[tuple[int, float, Row]]]:
+    """Step, wall time and numbers of each row of the database, by the name and the id of its run."""
     runs: dict[tuple[str, str], list[tuple[int, float, Row]]] = {}
     for row in logged:
         numbers = ((k, v) for k, v in json.loads(row["metrics"]).items() if isinstance(v, int | float))
@@ -50,10 +62,7 @@ def trackio(path: Path) -> dict[str, list[Row]]:
             name = str(row["run_name"]), str(row.get("run_id", ""))  # databases of before 0.24 have no ids
             time = datetime.fromisoformat(row["timestamp"]).timestamp()
             runs.setdefault(name, []).append((int(row["step"]), time, values))
-    names = [name for name, _ in runs]
-    titles = {key: key[0] if names.count(key[0]) == 1 else f"{key[0]}-{key[1][:6]}" for key in runs}
-    tables = {titles[key]: joined(events) for key, events in runs.items()}
-    return tables if len(tables) != 1 else {"": next(iter(tables.values()))}
+    return runs
 
 
 def wandb(path: Path) -> list[Row]:
@@ -64,7 +73,13 @@ def wandb(path: Path) -> list[Row]:
     try:
         parts = [part for record in _records(data) for number, part in _fields(record) if number == 2]
         histories = [[_item(item) for number, item in _fields(part) if number == 1] for part in parts]
-    except (IndexError, TypeError, AttributeError, struct.error) as e:  # not the messages that W&B writes
+    except (
+        IndexError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as e:  # not the messages that W&B writes
         raise ValueError(f"not a history of W&B ({e})") from e
     return [{key: value for key, value in items if value is not None} for items in histories]
 
