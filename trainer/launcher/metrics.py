@@ -50,9 +50,9 @@ class MetricsWriter:
 
     def write_sample(self, sample: Mapping[str, Any]) -> None:
         """One line of samples.jsonl, and for the trackers."""
-        append(self._samples, _finite(sample))
+        append(self._samples, line := _finite(sample))
         for tracker in self._trackers:
-            tracker.sample(sample)
+            tracker.sample(line)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

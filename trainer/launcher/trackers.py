@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,19 +23,26 @@ class Tracker:
 
 
 def trackers(run_dir: Path, config: Config, resumed: bool) -> list[Tracker]:
-    """Those that are turned on; a resumed run goes on in the tracker's."""
+    """Those that are turned on; a resumed run goes on in the tracker's, which may have steps twice."""
     chosen = []
     if config.logging.wandb:
-        chosen.append(_wandb(run_dir, config))
+        chosen.append(_wandb(run_dir, config, resumed))
     if config.logging.trackio:
         chosen.append(_trackio(run_dir, config, resumed))
     return chosen
 
 
-def _wandb(run_dir: Path, config: Config) -> Tracker:
+def _wandb(run_dir: Path, config: Config, resumed: bool) -> Tracker:
+    """A run whose id is in the folder's file wandb_id; without W&B's server, each start has its own files."""
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
-    run = wandb.init(project=PROJECT, name=run_dir.name, dir=str(run_dir), config=asdict(config))
+    file, again = run_dir / "wandb_id", "allow" if resumed else None  # others warn, offline, before 0.31
+    if not (resumed and file.is_file()):
+        file.write_text(secrets.token_hex(4))
+    run = wandb.init(
+        project=PROJECT, name=run_dir.name, dir=str(run_dir), config=asdict(config), id=file.read_text(),
+        resume=again,
+    )  # fmt: skip
     # An evaluation of version v is reported after step v + 1, but W&B drops lines whose own step goes back.
     run.define_metric("*", step_metric="step")
     return Tracker(run.log, lambda sample: None, run.finish)

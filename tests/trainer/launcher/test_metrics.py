@@ -78,6 +78,30 @@ def test_wandb_gets_the_scalars_and_their_step(tmp_path: Path, monkeypatch: pyte
     assert calls == [("*", "step"), {"step": 2, "train/reward": 0.5}, "finished"]
 
 
+def test_a_resumed_run_goes_on_in_its_own_run_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[tuple[str, str | None, str]] = []
+
+    def init(*, id: str, resume: str | None, name: str, **settings: Any) -> Any:
+        starts.append((id, resume, name))
+        return SimpleNamespace(log=print, finish=lambda: None, define_metric=lambda *_, **__: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=object()))
+    config = Config(logging=LoggingConfig(tensorboard=False, wandb=True))
+    for parent in ("a", "b"):  # two runs of one name
+        folder = tmp_path / parent / "scalerl-0"
+        folder.mkdir(parents=True)
+        for _ in range(2):
+            MetricsWriter(folder, config).close()
+        (folder / "metrics.jsonl").unlink()  # it begins again, from its beginning
+        MetricsWriter(folder, config).close()
+    first, again, anew, other, *_ = starts
+    assert first[0] == again[0] and len({first[0], anew[0], other[0]}) == 3
+    assert [start[1] for start in starts] == [None, "allow", None] * 2
+    assert {start[2] for start in starts} == {"scalerl-0"}
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_trackio_gets_scalars_forecasts_and_samples_by_step_and_a_resumed_run_its_former_one(
     resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -100,12 +124,16 @@ def test_trackio_gets_scalars_forecasts_and_samples_by_step_and_a_resumed_run_it
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     writer = MetricsWriter(tmp_path, Config(logging=LoggingConfig(tensorboard=False, trackio=True)))
     writer.write({"step": 2, "time": 1.5, "eval/pass_rate": 0.5, "forecast/end": 0.7, "ratio/max": math.inf})
-    completions = [{"text": "140", "reward": 1.0, "outcome": "correct", "tokens": 4}]
+    completions = [
+        {"text": text, "reward": reward, "outcome": "correct", "tokens": 4}
+        for text, reward in (("140", 1.0), ("1e999", math.inf))
+    ]
     writer.write_sample({"step": 3, "prompt": "85 + 55", "answer": "140", "completions": completions})
     writer.close()
     table = [
         ["prompt", "answer", "completion", "reward", "outcome"],
         ["85 + 55", "140", "140", 1.0, "correct"],
+        ["85 + 55", "140", "1e999", None, "correct"],
     ]
     assert calls == [
         ("sigmoid-rl", tmp_path.name, 0, "allow" if resumed else "never", False),
