@@ -293,7 +293,8 @@ def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> No
     found = report(capability)
     assert {name.split()[0] for name in found} == {
         "_row_stats", "_row_grads", "_single_pass", "_terms", "_split", "gemm", "merge", "estimate_anchors",
-        "settle", "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_scale", "_swiglu", "_swiglu_grads",
+        "settle", "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_swiglu", "_swiglu_grads",
+        "_scale",
     }  # fmt: skip
     spilled = [n for n, code in found.items() if code["STL"] or code["LDL"] or code["stack"]]
     assert spilled == []
