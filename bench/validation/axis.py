@@ -79,7 +79,7 @@ def measure(source: str, run: Curve, share: float) -> Row | None:
     noisy = replace(end, pass_rate_se=last_error(run.points))
     hours, flops = (numbers(fit.evaluation(noisy), end.pass_rate) for fit in fits)
     ahead = (end.flops / points[-1].flops - 1) / (end.compute / points[-1].compute - 1)
-    error = float(np.log(ahead / axis.rates[-2:].mean()))
+    error = float(np.log(ahead / np.median(axis.ahead)))
     return {"source": source, "share": share, "hours": hours, "FLOPs": flops} | {
         "spread": axis.spread,
         "error of rate": error,

@@ -30,7 +30,7 @@ from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.points import checked
-from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, Draws, Estimate, median
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, Draws, Estimate, median, without_flops
 from trainer.scaling.earlier import EXTREME
 from trainer.scaling.random_effects import LEVELS, effects
 from trainer.scaling.seeds import PARAMETERS, SeedVariance
@@ -114,7 +114,8 @@ def across(
 
     ConfigError: fewer than three sizes are left.
     """
-    fits = {n: [(c, fit_curve(c, confidence, within)) for c in groups[n]] for n in sorted(groups)}
+    curves = {n: list(map(without_flops, groups[n])) for n in sorted(groups)}
+    fits = {n: [(c, fit_curve(c, confidence, within)) for c in runs] for n, runs in curves.items()}
     left_out = [f"{c.name} ({_why(fit)})" for runs in fits.values() for c, fit in runs if _why(fit)]
     used = {repr(n): good for n, runs in fits.items() if (good := [run for run in runs if not _why(run[1])])}
     if len(used) < MIN_SIZES:

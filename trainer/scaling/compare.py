@@ -19,9 +19,9 @@ from trainer.config import ConfigError
 from trainer.scaling import budgets as ahead
 from trainer.scaling.budgets import END_TOLERANCE, SHARES, Cost, Crossing, Curves, Lead, Standing
 from trainer.scaling.curve.average import FURTHEST
-from trainer.scaling.curve.fit import Fit, fit_with_draws
+from trainer.scaling.curve.fit import Fit, fit_curve, fit_with_draws
 from trainer.scaling.curve.flags import HARMLESS, is_wide
-from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, Sigmoid, estimate
+from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, Sigmoid, estimate, without_flops
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 
 UNFIT = {"falling", "last-point-low", "poor-fit", "not-sigmoid"}  # flags: no sigmoid describes the run
@@ -147,6 +147,7 @@ def compare(
     curves = {k: list(runs) if isinstance(runs, Sequence) else [runs] for k, runs in named.items()}
     if not curves or not all(runs and all(isinstance(c, Curve) for c in runs) for runs in curves.values()):
         raise ConfigError("compare: expected {NAME: [RUN, ...], ...}, each RUN a Curve, as of curve(...)")
+    curves = {k: list(map(without_flops, runs)) for k, runs in curves.items()}
     fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in curves.items()}
     return compare_fits(fits, budgets, margin, end)
 
@@ -174,7 +175,11 @@ def compare_fits(
 
 
 def pooled_recipes(groups: Fitted, margin: float = MARGIN) -> tuple[list[Recipe], dict[str, SeedVariance]]:
-    """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all."""
+    """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all.
+
+    C_mid of a run that is fitted to FLOPs is not the compute that it took, so it is fitted to that again.
+    """
+    groups = {k: [(c, _to_compute(c, fit)) for c, fit in runs] for k, runs in groups.items()}
     used = {k: _used([fit for _, fit in runs]) for k, runs in groups.items()}
     draws = {k: [x for i in used[k] if (x := runs[i][1].draws)] for k, runs in groups.items()}
     variances = seed_variances(list(draws.values()), margin)
@@ -253,6 +258,10 @@ def at_ceiling(sigmoid: Sigmoid, draws: Draws, A: float) -> tuple[Sigmoid, Draws
     R0, R0_draws = (np.clip(x, 0, A) for x in moved(draws.R0, sigmoid.R0))
     fixed = Draws(R0_draws, np.full_like(draws.A, A), np.exp(log_B_draws), np.exp(log_mid_draws))
     return Sigmoid(float(R0), A, float(np.exp(log_B)), float(np.exp(log_mid))), fixed
+
+
+def _to_compute(curve: Curve, fit: Fit) -> Fit:
+    return fit_curve(without_flops(curve), fit.confidence, fit.within) if fit.axis else fit
 
 
 def _used(fits: Sequence[Fit]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from trainer.scaling.curve.fit import HARMLESS, Fit, fit_curve, fit_with_draws
 from trainer.scaling.curve.flags import is_wide
 from trainer.scaling.curve.marginal import MIN_SD
 from trainer.scaling.curve.points import MAX_POINTS, averaged, checked
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid, without_flops
 from trainer.scaling.seeds import MARGIN
 from trainer.scaling.simulate import autocorrelated, simulated
 
@@ -121,7 +121,7 @@ def _thinned(pilot: Curve) -> Curve:
     """The pilot with neighbours averaged as the fit does, so that new evaluations are not averaged; without
     its FLOPs, which those do not have."""
     if len(pilot.points) <= MAX_POINTS:
-        return replace(pilot, points=tuple(replace(p, flops=0.0) for p in pilot.points))
+        return without_flops(pilot)
     data = averaged(checked(pilot))
     errors = data.sd if data.sd_known else np.zeros(len(data.sd))
     rows = zip(data.compute.tolist(), data.reward.tolist(), errors.tolist(), strict=True)

@@ -87,7 +87,8 @@ def plot(
                 _efficiency(axes, identified, looks)
             else:
                 drawn += _curves(axes, runs, panel == "log")
-            _compute_axis(axes, runs[0][1].unit, log=panel != "linear")
+            at_mean = panel == "efficiency" and any(fit.axis for *_, fit in identified)
+            _compute_axis(axes, runs[0][1].unit + " at the mean rate" * at_mean, log=panel != "linear")
         if drawn:
             _reward_axis(all_axes[0], drawn, reward)
         if labels:
@@ -122,13 +123,15 @@ def lines(
 
 
 def straighten(curve: Curve, fit: Fit) -> Array:
-    """The points of the efficiency plot, (n, 4): compute, logit, and the ends of its standard error.
+    """The points of the efficiency plot, (n, 4): C, logit, and the ends of its standard error.
 
+    C is compute, or work where the curve is fitted to that (`Fit.axis`).
     Points that are not between the R0 and A of the fit have no logit and are left out. An end that is not
     between them is infinite.
     """
     points = [(p.compute, p.pass_rate, p.pass_rate_se) for p in curve.points]
     c, r, se = np.array(points, np.float64).reshape(-1, 3).T
+    c = np.interp(c, fit.axis.compute, fit.axis.work) if fit.axis else c
     R0, A = fit.R0.value, fit.A.value
     ends = np.stack([r, r - se, r + se], 1)
     with np.errstate(divide="ignore"):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.scaling.curve.average import MIN_GAIN
-from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
+from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import Curve, fraction_gained
 from trainer.scaling.forecast import Backtest, error_at_2x
@@ -36,7 +36,7 @@ def explain(fit: Fit, unit: str) -> str:
     if "C_mid" in known:
         lines.append(f"  midpoint    C_mid {known['C_mid']} {unit}")
     if fit.identified and "B-at-bound" in fit.flags:
-        limits = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
+        limits = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.midpoint.high)} {unit})"
         lines.append(paragraph(f"{limits} are not identified: {FLAGS['B-at-bound']}."))
     elif fit.identified:
         cost = amount(compute_for_most(fit).value)
@@ -65,7 +65,7 @@ def parameters(fit: Fit) -> dict[str, str]:
     described = not UNDESCRIBED & set(fit.flags) and "B-at-bound" not in fit.flags
     texts = {}
     for name in FORMS:
-        e = getattr(fit, name)
+        e = fit.midpoint if name == "C_mid" else getattr(fit, name)
         known = described and (fit.identified or e.high < DETERMINED * e.low)
         if fit.predictable if name == "A" else known:
             texts[name] = interval(e, name, fit.identified)
@@ -115,12 +115,10 @@ def r_squared(fit: Fit) -> str:
 
 
 def compute_for_most(fit: Fit) -> Estimate:
-    """The compute at which 90% of A − R0 is gained: C_mid · 9^(1/B)."""
+    """The compute at which 90% of A − R0 is gained: that of a C of C_mid · 9^(1/B)."""
     draws = fit.draws
     assert draws is not None  # the ceiling is identified
-    return estimate(
-        fit.C_mid.value * 9 ** (1 / fit.B.value), draws.C_mid * 9 ** (1 / draws.B), fit.confidence
-    )
+    return fit.compute_of(fit.C_mid.value * 9 ** (1 / fit.B.value), draws.C_mid * 9 ** (1 / draws.B))
 
 
 def noise(fit: Fit) -> list[str]:

@@ -11,10 +11,16 @@ from scipy.stats import t
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, explain, fit_curve
 from trainer.scaling.__main__ import main
+from trainer.scaling.across import across
+from trainer.scaling.compare import compare, compare_fits
 from trainer.scaling.curve.axis import RATE, Axis, axis_of
 from trainer.scaling.curve.points import checked
+from trainer.scaling.curve.sigmoid import without_flops
+from trainer.scaling.earlier import learn
 from trainer.scaling.forecast import backtest, forecast
+from trainer.scaling.plot import plot, straighten
 from trainer.scaling.reading.read import read_inputs
+from trainer.scaling.text import compute_for_most, parameters
 
 LAW = Sigmoid(R0=0.15, A=0.95, B=1.8, C_mid=0.3)  # over work, of which the whole run does 1
 SD = 0.01
@@ -33,14 +39,23 @@ def drifting(seed: int, slow: float = 0.4, law: Sigmoid = LAW) -> Curve:
     return curve_of("run", "core-hours", [EvalPoint(i, c, r, SD, 1e12 * w) for i, c, r, w in points])
 
 
-def without_flops(run: Curve) -> Curve:
-    return replace(run, points=tuple(replace(p, flops=0.0) for p in run.points))
+def slowing(seed: int, slow: float = 0.5, scale: float = 1.0) -> Curve:
+    """A run that beside other work does a share of the work in an hour, from .4 of the work on."""
+    rng, done = np.random.default_rng([7, seed]), np.linspace(0, 1, 33)
+    hours = (np.minimum(done, 0.4) + np.maximum(done - 0.4, 0) / slow) * scale
+    rewards = np.clip(LAW.reward(done) + SD * rng.standard_normal(33), 0, 1).tolist()
+    points = zip(range(33), hours.tolist(), rewards, done.tolist(), strict=True)
+    return curve_of(f"{seed}", "core-hours", [EvalPoint(i, c, r, SD, 1e12 * w) for i, c, r, w in points])
 
 
 def test_where_the_rate_does_not_drift_nothing_changes() -> None:
     run = drifting(1, slow=1.0)
     fit, plain = fit_curve(run), fit_curve(without_flops(run))
-    assert fit.axis is None and fit == plain and backtest(run) == backtest(without_flops(run))
+    assert (
+        fit.axis is None
+        and replace(fit, data_hash=plain.data_hash) == plain
+        and backtest(run) == backtest(without_flops(run))
+    )
     assert "FLOPs" not in explain(fit, run.unit)
     unknown = replace(run.points[5], flops=0.0)  # of one point: then of none
     run = drifting(1)
@@ -59,6 +74,53 @@ def test_a_run_beside_other_work_is_forecast_on_its_flops() -> None:
         plain_errors.append(abs(plain.end.predicted.value - truth))
         inside.append(test.end.predicted.low <= truth <= test.end.predicted.high)
     assert sum(inside) >= 5 and np.mean(errors) < 0.75 * np.mean(plain_errors)
+
+
+def test_recipes_and_sizes_are_compared_by_their_compute() -> None:
+    """Seeds of one training, which took the same compute to its midpoint, then half of them slowed down."""
+    same = {"fast": [slowing(i, slow=1.0) for i in range(2)], "slowing": [slowing(i) for i in range(2, 4)]}
+    plain = {name: list(map(without_flops, runs)) for name, runs in same.items()}
+    assert all(fit_curve(run).axis for run in same["slowing"])
+    refitted = compare_fits({name: [(c, fit_curve(c)) for c in runs] for name, runs in same.items()})
+    for result in (compare(same), refitted):
+        (pair,) = result.pairs
+        assert not pair.C_mid_differs and result.pairs == compare(plain).pairs
+    sizes = {float(2**i): [slowing(i, 1 - i / 8, scale=2.0**i)] for i in range(4)}
+    law = across(sizes, [16.0])
+    assert (
+        law.slopes == across({n: list(map(without_flops, runs)) for n, runs in sizes.items()}, [16.0]).slopes
+    )
+
+
+def test_the_midpoint_and_the_cost_of_most_are_in_device_hours() -> None:
+    """Of work it is .3 and .3 · 9^(1/1.8) = 1.017; of these hours .3 and .4 + .617 · 2 = 1.633."""
+    fit = fit_curve(slowing(0))
+    midpoint, most, known = fit.midpoint, compute_for_most(fit), parameters(fit)
+    assert fit.axis and fit.identified and fit.C_mid.value > 1.3 * midpoint.value
+    assert midpoint.value == pytest.approx(0.3, rel=0.1) and midpoint.low < 0.3 < midpoint.high
+    assert most.value == pytest.approx(1.633, rel=0.1) and most.low < 1.633 < most.high
+    assert known["C_mid"].startswith(f"{midpoint.value:.3g}")
+    assert fit.to_json()["midpoint"]["value"] == midpoint.value
+    plain = fit_curve(without_flops(slowing(0)))
+    assert plain.midpoint == plain.C_mid and "midpoint" not in plain.to_json()
+
+
+def test_the_efficiency_plot_of_work_is_straight(tmp_path: Path) -> None:
+    run = slowing(0)
+    fit = fit_curve(run)
+    c, logit, *_ = straighten(run, fit).T
+    middle = np.abs(logit) < 2
+    off = logit[middle] - fit.B.value * np.log(c[middle] / fit.C_mid.value)
+    assert middle.sum() > 10 and np.abs(off).max() < 0.25
+    plot([("run", run, fit)], tmp_path / "e.svg", panels="efficiency")
+    assert "core-hours at the mean rate" in (tmp_path / "e.svg").read_text()
+
+
+def test_a_copy_without_flops_is_the_same_run_of_other_data() -> None:
+    run = drifting(0)
+    earlier = learn({"a": [run], "b": [drifting(1)]})
+    assert [past.group for past in earlier.without(without_flops(run)).runs] == ["b"]
+    assert fit_curve(run).data_hash != fit_curve(without_flops(run)).data_hash
 
 
 def test_each_draw_goes_on_at_its_own_rate() -> None:
@@ -89,6 +151,14 @@ def test_the_rate_ahead_is_that_of_the_last_third_as_uncertain_as_the_rates_were
     )
 
 
+def test_a_gap_is_not_the_pace_ahead() -> None:
+    """One FLOP an hour, but for an hour without work after 4 of 5: the pace ahead is 1, of a mean of 5/6."""
+    hours = [i / 4 + (i > 16) for i in range(1, 21)]
+    points = [EvalPoint(i, c, 0.1, 0.01, i / 4) for i, c in enumerate(hours, 1)]
+    axis = axis_of(checked(curve_of("run", "core-hours", points)))
+    assert axis and axis.rate_ahead(0.9).value == pytest.approx(6 / 5, rel=0.01)
+
+
 def test_the_output_the_live_forecast_and_the_page_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +168,7 @@ def test_the_output_the_live_forecast_and_the_page_say_so(
     file.write_bytes(gzip.compress("\n".join([names, *rows]).encode()))
     reading, other = (read_inputs([f"{file}{of}"])[0] for of in ("", "@compute=compute/flops"))
     assert reading.curve.points == run.points
+    assert [p.flops for p in reading.curve.points] == [p.flops for p in run.points]
     assert {p.flops for p in other.curve.points} == {0.0}
     fit = fit_curve(run)
     assert fit.axis and fit.to_json()["rate_ahead"]["value"] == fit.axis.rate_ahead(0.9).value

@@ -8,7 +8,9 @@ the device-hours (the first holds the start of the engines). Up to DRIFT forecas
 
 Forecasts are of device-hours all the same, since these are the cost. On the axis of work, FLOPs are given in
 device-hours at the run's mean rate, so that both axes end at the same compute. Ahead of the data a
-device-hour does the work of the last third's, times a factor that differs from draw to draw. Its logarithm
+device-hour does the work of the last third's, times a factor that differs from draw to draw. One
+interval between evaluations that did less than half of an hour's work of any other does not count: a gap,
+such as that of a resume, is not the pace ahead. The factor's logarithm
 has Student's t distribution, without the outer 1 %, with the scale √(a² + b spread²). a, b and the degrees of
 freedom, RATE, are the likeliest for the runs of docs/study* (the same command with --rates).
 """
@@ -54,6 +56,11 @@ class Axis:
         """The rate beyond the points, in multiples of the mean rate until there."""
         return median(self.ahead, confidence)
 
+    def hours(self, work: Array, ahead: ArrayLike) -> Array:
+        """Device-hours until so much work, (n,); beyond the points it is done at a rate for each, (n,)."""
+        beyond = np.maximum(work - self.last, 0) / ahead
+        return np.asarray(np.interp(work, self.work, self.compute) + beyond, np.float64)
+
     def reward(self, on_work: Callable[[Array], Array], compute: ArrayLike) -> Array:
         """Rewards of curves over work at device-hours, (n,) or (n, m): each draw goes on at its own rate."""
         hours = np.atleast_1d(np.asarray(compute, np.float64))
@@ -80,7 +87,17 @@ def axis_of(data: Data) -> Axis | None:
     factors = np.exp(
         math.hypot(a, math.sqrt(b) * axis.spread) * stdtrit(dof, np.linspace(0.005, 0.995, DRAWS))
     )
-    return replace(axis, ahead=rates[-2:].mean() * np.random.default_rng(1).permutation(factors))
+    return replace(axis, ahead=_pace(hours, work) * np.random.default_rng(1).permutation(factors))
+
+
+def _pace(hours: Array, work: Array) -> float:
+    """Work per device-hour in the last third, (1 + n,) each, without one interval that is a gap."""
+    late = hours[1:] > 2 / 3 * hours[-1]
+    spent, done = np.maximum(np.diff(hours)[late], 1e-9), np.diff(work)[late]
+    slowest, *others = np.argsort(done / spent)
+    if others and done[slowest] / spent[slowest] < (done / spent)[others].min() / 2:
+        spent, done = spent[others], done[others]
+    return float(done.sum() / spent.sum())
 
 
 def on_axis(data: Data) -> tuple[Data, Axis | None]:

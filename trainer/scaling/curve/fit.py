@@ -43,7 +43,7 @@ class Fit:
 
     A: Estimate
     B: Estimate
-    C_mid: Estimate
+    C_mid: Estimate  # of work where there is an `axis`: `midpoint` is its compute
     at_2x: Estimate  # forecast of the reward at twice the last compute, and below at ten times
     at_10x: Estimate
     R0: Estimate
@@ -97,6 +97,19 @@ class Fit:
         return self.averaged_draws.axis if self.averaged_draws else None
 
     @property
+    def midpoint(self) -> Estimate:
+        """The compute at which half of A − R0 is gained."""
+        return self.C_mid if self.draws is None else self.compute_of(self.C_mid.value, self.draws.C_mid)
+
+    def compute_of(self, value: float, draws: Array) -> Estimate:
+        """The compute until a value of the curve's C, and draws of it; another where there is an `axis`."""
+        if self.axis:
+            ahead = self.axis.ahead
+            value = float(self.axis.hours(np.array(value), np.median(ahead)))
+            draws = self.axis.hours(draws, ahead)
+        return estimate(value, draws, self.confidence)
+
+    @property
     def overdispersed(self) -> bool:
         """True if the points scatter more than their reported standard errors explain."""
         return self.noise == REPORTED_ERRORS and self.overdispersion > SURPRISING
@@ -148,6 +161,7 @@ class Fit:
         content = {"identified": self.identified} | asdict(replace(self, draws=None, averaged_draws=None))
         del content["draws"], content["averaged_draws"]
         if self.axis:
+            content["midpoint"] = asdict(self.midpoint)
             content["rate_ahead"] = asdict(self.axis.rate_ahead(self.confidence))
         if not self.has_forecast:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
@@ -169,6 +183,7 @@ def fit_curve(
         raise ConfigError(f"--within {within:g}: expected a reward between 0 and 1, such as 0.02")
     c, R0 = data.compute, data.R0
     content = np.concatenate([c, data.reward, data.sd, [-1.0 if R0 is None else R0, data.R0_se]])
+    content = content if data.flops is None else np.append(content, data.flops)
     noise = REPORTED_ERRORS if any(p.pass_rate_se > 0 for p in curve.points) else USUAL_ERRORS
     facts: dict[str, Any] = {
         "confidence": confidence,

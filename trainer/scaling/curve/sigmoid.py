@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -91,7 +91,7 @@ class EvalPoint:
     compute: float  # C, in the unit of the ledger
     pass_rate: float  # mean@k
     pass_rate_se: float  # its standard error; 0: unknown
-    flops: float = 0.0  # of the run until then; 0: unknown
+    flops: float = field(default=0.0, compare=False)  # of the run until then; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,11 @@ def curve_of(name: str, unit: str, points: Iterable[EvalPoint]) -> Curve:
     ordered = sorted(unique.values(), key=lambda p: p.compute)
     starts = [p for p in ordered if p.compute == 0]
     return Curve(name, unit, tuple(ordered[len(starts) :]), mean_point(starts) if starts else None)
+
+
+def without_flops(curve: Curve) -> Curve:
+    """The curve without its FLOPs, which is then fitted to its compute, whatever a device-hour did."""
+    return replace(curve, points=tuple(replace(p, flops=0.0) for p in curve.points))
 
 
 def mean_point(points: Sequence[EvalPoint]) -> EvalPoint:
