@@ -1,6 +1,7 @@
 """Promises of `allocate`: the best value of an axis at each budget, with an interval that holds it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from simulated import write
 
 from bench.validation.allocation import allocation_of, best_value, simulate
 from trainer.scaling.__main__ import main
-from trainer.scaling.allocate import peak
+from trainer.scaling.allocate import Allocation, Best, peak
+from trainer.scaling.commands.allocate import describe
+from trainer.scaling.curve.sigmoid import Estimate
 
 
 def test_the_maximum_lies_between_values_or_at_an_end() -> None:
@@ -66,7 +69,19 @@ def test_the_value_is_that_of_the_config_or_the_name_and_else_it_is_asked_for(
     files = [write(tmp_path / f"{v}.csv", runs[v]) for v in ("4", "64")]
     assert main(["allocate", f"4={files[0]}", f"64={files[1]}", "--axis", "group", "--json", str(out)]) == 0
     assert set(json.loads(out.read_text())["values"].values()) == {4.0, 64.0}
-    capsys.readouterr()
+    for text in ("learner: {}\n", "group: 7\n"):  # beside the files: of another run
+        (tmp_path / "config.yaml").write_text(text)
+        named = [f"4={files[0]}", f"64={files[1]}", "--axis", "group", "--json", str(out)]
+        assert main(["allocate", *named]) == 0
+        assert set(json.loads(out.read_text())["values"].values()) == {4.0, 64.0}
+    dashed = [write(tmp_path / f"grpo-group-{v}.csv", runs[v]) for v in ("4", "64")]
+    (tmp_path / "config.yaml").write_text("learner: {}\n")
+    assert main(["allocate", *dashed, "--axis", "learner.group", "--json", str(out)]) == 0
+    assert set(json.loads(out.read_text())["values"].values()) == {4.0, 64.0}
+    (tmp_path / "config.yaml").write_text("learner: [\n")
+    assert main(["allocate", *dashed, "--axis", "learner.group"]) == 2
+    assert "it is no YAML" in capsys.readouterr().err
+    (tmp_path / "config.yaml").unlink()
     for inputs, why in (
         ([f"a={files[0]}", f"b={files[1]}"], "a: neither a config nor the name says it"),
         ([f"4={files[0]}", f"4.0={files[1]}"], "all runs have 4; expected two values or more"),
@@ -74,3 +89,18 @@ def test_the_value_is_that_of_the_config_or_the_name_and_else_it_is_asked_for(
     ):
         assert main(["allocate", *inputs, "--axis", "group"]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_a_budget_before_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = simulate(0.3, 0.5, 0.0, np.random.default_rng(0))
+    named = [f"{v}={write(tmp_path / f'{v}.csv', runs[v])}" for v in ("4", "16", "64")]
+    first = runs["4"].points[0].compute
+    assert main(["allocate", *named, "--axis", "group", "--at", f"{first / 2}"]) == 2
+    assert "a run has no evaluation yet" in capsys.readouterr().err
+
+
+def test_an_end_is_named_only_where_it_is_likelier_than_not() -> None:
+    """Of 8 and 16 tried between 4 and 32: an end has more than half together, and neither has it alone."""
+    best = Best(1.0, Estimate(8.0, 4.0, 32.0), Estimate(0.5, 0.4, 0.6), "8", 0.32, 0.3, 1.0)
+    rows = describe("g", Allocation((best, replace(best, at_lowest=0.6)), None, 0.9), "h").rows
+    assert [row[1] for row in rows[1:]] == ["4 to 32", "4 or less"]

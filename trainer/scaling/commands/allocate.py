@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from trainer.config import ConfigError
@@ -20,7 +21,7 @@ NUMBER = r"(\d*\.?\d+(?:e[-+]?\d+)?)"
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """A run's value of the axis is that in its config, or its name (8=RUN,RUN), or in its name (lr_0.0003).
+    """A run's value of the axis is its name (8=RUN,RUN), or that in its config, or in its name (lr_0.0003).
 
     examples:
       python -m trainer.scaling allocate runs/lr/runs.toml --axis learner.lr
@@ -47,6 +48,11 @@ class Command(GroupCommand):
         if why := incomparable(readings, self.same_metric):
             raise ConfigError(f"--axis {self.axis}: {why}")
         comparison = compare(groups, confidence=self.confidence, within=self.within)
+        known = max(curve.points[0].compute for runs in groups.values() for curve in runs)
+        if early := [amount(budget) for budget in self.at if budget < known]:
+            raise ConfigError(
+                f"--at {' '.join(early)}: a run has no evaluation yet; expected at least {amount(known)} {unit}"
+            )
         on_axis = draws_by_value(comparison, {name: str(x) for name, x in values.items()}, self.at)
         if on_axis is None or not on_axis[1]:
             raise ConfigError(f"--axis {self.axis}: at no budget are there rewards of two values")
@@ -75,18 +81,33 @@ def value_of(name: str, readings: Sequence[Reading], key: str) -> float:
 
 
 def _text(name: str, reading: Reading, key: str) -> str | None:
-    """The value as text: in the config beside the metrics, or the name itself, or after the key in it."""
-    folder = reading.path if reading.path.is_dir() else reading.path.parent
-    if (config := folder / "config.yaml").is_file():
-        import yaml
-
-        value: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return None if value is None else str(value)
+    """The value as text: a name that was given to it, or in the config beside the metrics, or in its name."""
+    folder, number = (
+        reading.path if reading.path.is_dir() else reading.path.parent,
+        re.fullmatch(NUMBER, name),
+    )
+    if number and name != folder.name:  # as in 8=RUN; a folder may have a number, too
+        return name
+    if (config := folder / "config.yaml").is_file() and (value := _configured(config, key)) is not None:
+        return value
     last = re.escape(key.rpartition(".")[2])
-    match = re.fullmatch(NUMBER, name) or re.search(rf"(?:^|[^a-z]){last}[_=: ]{NUMBER}", name, re.IGNORECASE)
+    match = number or re.search(rf"(?:^|[^a-z]){last}[-_=: ]{NUMBER}", name, re.IGNORECASE)
     return match[1] if match else None
+
+
+def _configured(config: Path, key: str) -> str | None:
+    import yaml
+
+    try:
+        value: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"{config}: it is no YAML: {why}; mend it, or name the value, as in 8=RUN"
+        ) from None
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return None if value is None else str(value)
 
 
 def describe(axis: str, result: Allocation, unit: str) -> Block:
@@ -113,6 +134,8 @@ def describe(axis: str, result: Allocation, unit: str) -> Block:
 def _value(best: Best) -> str:
     if best.inside:
         return interval(best.value)
+    if max(best.at_lowest, best.at_highest) <= 1 / 2:  # at an end, but not which
+        return interval(best.value, quoted=False)
     lowest = best.at_lowest > best.at_highest
     return f"{amount(best.value.low if lowest else best.value.high)} or {'less' if lowest else 'more'}"
 
