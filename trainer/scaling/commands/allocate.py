@@ -51,7 +51,7 @@ class Command(GroupCommand):
         known = max(curve.points[0].compute for runs in groups.values() for curve in runs)
         if early := [amount(budget) for budget in self.at if budget < known]:
             raise ConfigError(
-                f"--at {' '.join(early)}: a run has no evaluation yet; expected at least {amount(known)} {unit}"
+                f"--at {' '.join(early)}: a run has no evaluation yet; expected {amount(known)} or more"
             )
         on_axis = draws_by_value(comparison, {name: str(x) for name, x in values.items()}, self.at)
         if on_axis is None or not on_axis[1]:
