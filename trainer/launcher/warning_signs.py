@@ -1,8 +1,9 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards after 5, a value
-network that does not learn after 20), and again only after a step without it. The limits are far from what
-healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above 10 % became unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards after 5, wrong
+answers after 10, a value network that does not learn after 20), and again only after a step without it. The
+limits are far from what healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above
+10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -63,6 +64,14 @@ SIGNS = {
         "right (train/all_right), the task is solved; else take easier prompts, a model that is right "
         "sometimes (python -m trainer.evaluate), more completions_per_prompt, or a reward for a part",
         in_a_row=5,
+    ),
+    "hard": Sign(
+        "train/all_wrong",
+        lambda value, first: value > 0.9,
+        "{value:.0%} of the prompts have wrong answers alone, for {steps} steps: the task is too hard for "
+        "this model, or the template or the verifier is wrong. Read samples.jsonl; take easier prompts, a "
+        "longer engine.max_new_tokens, more completions_per_prompt, or a model that is right sometimes",
+        in_a_row=10,
     ),
     "truncation": Sign(
         "train/truncated",

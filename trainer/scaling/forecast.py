@@ -113,10 +113,10 @@ def is_over(compute: float, end: float) -> bool:
 def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:
     """The recommendation as a sentence; empty if there is none. `remaining`: compute not spent yet."""
     if now.recommendation == "investigate" and now.predicted is not None:
-        side = "above" if now.missed > 0 else "below"
+        side, look = ("above", "") if now.missed > 0 else ("below", ": look at entropy, truncation and ρ")
         return (
             f"the last evaluations are {side} the predicted interval ({now.predicted.low:.3f} to "
-            f"{now.predicted.high:.3f}), so the forecast no longer holds: look at entropy, truncation and ρ"
+            f"{now.predicted.high:.3f}), so the forecast no longer holds{look}"
         )
     if now.recommendation == "none" or now.gain is None:
         return ""
