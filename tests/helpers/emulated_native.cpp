@@ -68,10 +68,12 @@ int main(int, char** arguments) {
             case 3: function<void(int64_t)>(library, "choose")(n[0]); break;
             case 4: result = function<int()>(library, "chosen")(); break;
             case 5: result = function<bool()>(library, "has_pairs")(); break;
-            case 6: {
-                const Matrix h = matrix(0, 0), w = matrix(1, 4);
-                auto f = function<int(const Matrix*, const Matrix*, float*, int64_t, int64_t)>(library, "logits");
-                result = f(&h, &w, floats(2), n[8], n[9]);
+            case 6:
+            case 9: {
+                const Matrix a = matrix(0, 0), w = matrix(1, 4);
+                auto f = function<int(const Matrix*, const Matrix*, float*, int64_t, int64_t)>(
+                    library, which == 6 ? "logits" : "d_hidden");
+                result = f(&a, &w, floats(2), n[8], n[9]);
                 break;
             }
             case 7: {
@@ -88,12 +90,6 @@ int main(int, char** arguments) {
                 auto f = function<int(const Matrix*, const Rows*, const Coefficients*, bool, int64_t)>(
                     library, "row_grads");
                 result = f(&z, &r, &c, n[5], n[6]);
-                break;
-            }
-            case 9: {
-                const Matrix dz = matrix(0, 0), w = matrix(1, 4);
-                auto f = function<int(const Matrix*, const Matrix*, float*, int64_t, int64_t)>(library, "d_hidden");
-                result = f(&dz, &w, floats(2), n[8], n[9]);
                 break;
             }
             case 10: {

@@ -175,6 +175,8 @@ def test_gradients_that_nobody_needs_afterwards_are_not_copied(
     inputs = plain["hidden"], plain["weight"]
     copied = torch.autograd.grad(factor * policy_loss(**plain).loss, inputs, retain_graph=True)
     assert torch.equal(copied[0], q["hidden"].grad) and torch.equal(copied[1], q["weight"].grad)
+    freed = torch.autograd.grad(policy_loss(**plain).loss, inputs)
+    assert not any(x.requires_grad for x in freed)  # the op's own tensors have a history
 
 
 def test_the_rows_of_a_chunk_follow_the_free_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_the_value_is_that_of_the_config_or_the_name_and_else_it_is_asked_for(
     assert set(json.loads(out.read_text())["values"].values()) == {4.0, 64.0}
     (tmp_path / "config.yaml").write_text("learner: [\n")
     assert main(["allocate", *dashed, "--axis", "learner.group"]) == 2
-    assert "it is no YAML" in capsys.readouterr().err
+    assert "it is not valid YAML" in capsys.readouterr().err
     (tmp_path / "config.yaml").unlink()
     for inputs, why in (
         ([f"a={files[0]}", f"b={files[1]}"], "a: neither a config nor the name says it"),

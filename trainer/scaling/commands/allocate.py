@@ -103,7 +103,7 @@ def _configured(config: Path, key: str) -> str | None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(
-            f"{config}: it is no YAML: {why}; mend it, or name the value, as in 8=RUN"
+            f"{config}: it is not valid YAML: {why}; correct it, or name the value, as in 8=RUN"
         ) from None
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
