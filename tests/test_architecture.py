@@ -59,13 +59,13 @@ CEILINGS = {
     # 19 forward KL over a teacher's top-k
     # 8 one card
     # 15 `view`, 2 Trackio
-    "trainer": 2_224,  # 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    "trainer": 2_230,  # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
     # 33 what the learner said of tokens, in the journal
-    "controller": 3_023,  # 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 3_029,  # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -77,8 +77,8 @@ CEILINGS = {
     # 8 what was computed until each evaluation, and the rest of the run at the rate ahead
     # 7 a resumed run goes on in its run of W&B
     # 8 wrong answers alone
-    "launcher": 1_974,  # 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
-    "accounting": 392,  # 4 LoRA; 10 active experts; 3 a teacher
+    "launcher": 1_987,  # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    "accounting": 399,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
     "learner": 2_475,  # 17 newest transformers and vLLM; 9 each token's ratio and entropy; 54 experts
@@ -86,7 +86,7 @@ CEILINGS = {
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_473,  # 8 what a worker has started ends with it
+    "verifiers": 1_475,  # 8 what a worker has started ends with it
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
     "sweep": 918,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
@@ -94,15 +94,15 @@ CEILINGS = {
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
     # 22 resumed W&B runs, damaged files of trackers
-    "scaling": 6_377,
+    "scaling": 6_381,
     "evaluate": 535,
-    "view": 709,  # the page of runs while they train
+    "view": 758,  # the page of runs while they train; 49 curves drawn in a process, damaged lines
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
-    "bench": 4_599,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
+    "bench": 4_603,  # 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
     # 78 pictures and the story
     # 56 damaged logs, 25 a resumed run of W&B
-    "tests": 30_580,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 30_645,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

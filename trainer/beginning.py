@@ -55,7 +55,8 @@ def begin(launch: Launch, source: Path | Recorded | None, unit: str) -> Beginnin
     if launch.resume or isinstance(source, Path):
         resume = checkpoint_state(config, set_aside=True)
     over = launch.resume and not resume and "this run has no checkpoint yet: it starts from its beginning"
-    notes = tuple(filter(None, (origin(config.run_dir).get("text"), over)))
+    on = launch.resume and resume and f"resuming from step {resume['version']}"
+    notes = tuple(filter(None, (origin(config.run_dir).get("text"), over or on)))
     return Beginning(resume, source if isinstance(source, Recorded) else None, notes)
 
 

@@ -199,6 +199,11 @@ def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, se
         fixed |= {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
     if size is None:
         return config, split(launch), fixed
+    if 0 < size.positions <= (new := config.engine.longest_completion(0)):
+        raise ConfigError(
+            f"a completion has up to {new} tokens; the model has {size.positions} positions, which prompts "
+            "need, too: lower engine.max_new_tokens, or engine.interruption.hi or answer_tokens"
+        )
     return *room.fitted(config, size, gpu, fixed, partial(split, launch)), fixed
 
 

@@ -1,20 +1,22 @@
 """The run's ledger: device-seconds by role and state, and from them C, the compute of the scaling curve.
 
-    wall time   |--- start-up ---|-- R0's evaluation --|--- training ------------------|
-    engine      | start-up       | evaluate            | generate  evaluate  generate  |
-    learner     | start-up       | idle                | forward_backward  idle  ...   |
-    booked as     startup          evaluation            total     evaluation  total
+    wall time   |--- start-up ---|-- R0's evaluation --|--- training ------------------| end       |
+    engine      | start-up       | evaluate            | generate  evaluate  generate  | shut-down |
+    learner     | start-up       | idle                | forward_backward  idle  ...   | shut-down |
+    booked as     startup          evaluation            total     evaluation  total     startup
 
-`compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall time
-held since training began, without `start-up` and evaluation; it includes idle time, weight pushes,
-checkpoints, and `tools`: an engine has no request while episodes wait for their environments (for those of an
-evaluation alone that is `evaluate`), or `teacher`, while groups wait for a teacher's scores. `evaluation` is
-all time in `evaluate`, and a role's idle time while another evaluates; `startup` is the rest. The three add
-up to all the time held. On GPUs the unit is GPU-hours. On a CPU learner and engine share the cores in time,
-so each holds half of them, and the unit is core-hours.
+`compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall
+time held from training's beginning to its end, without evaluation; it includes idle time, weight pushes,
+checkpoints, and `tools`: an engine has no request while episodes wait for their environments (for those of
+an evaluation alone that is `evaluate`), or `teacher`, while groups wait for a teacher's scores.
+`evaluation` is all time in `evaluate`, and a role's idle time while another evaluates; `startup` is the
+rest: until training begins, and the seconds in which the processes end. The three add up to all the time
+held. On GPUs the unit is GPU-hours. On a CPU learner and engine share the cores in time, so each holds half
+of them, and the unit is core-hours.
 """
 
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -67,6 +69,7 @@ class Ledger:
         self._settled: dict[tuple[str, str], float] = {}  # (role, kind) -> seconds until then
         self._unwritten: list[Span] = []
         self._training_began: float | None = None
+        self._training_ended = math.inf
 
     def add(self, spans: Spans) -> None:
         """Book what a role did. Time before its first report, while its process started, is start-up."""
@@ -76,8 +79,11 @@ class Ledger:
             if start > booked + 1e-6:
                 self._book(Span(spans.role, "start-up", booked, start))
                 booked = start
-            if end > booked:
-                self._book(Span(spans.role, state, booked, end))
+            cut = min(end, max(booked, self._training_ended))
+            if cut > booked:
+                self._book(Span(spans.role, state, booked, cut))
+            if end > cut:
+                self._book(Span(spans.role, "shut-down", cut, end))
         settled = min(map(self._reported_until, self.devices))
         if self._training_began is None or settled == self._settled_until:
             return  # spans can arrive before the training_begins event
@@ -103,6 +109,10 @@ class Ledger:
     def begin_training(self, moment: float) -> None:
         """Compute counts from this moment (monotonic clock) on."""
         self._training_began = moment - self._start
+
+    def end_training(self, moment: float) -> None:
+        """Compute counts up to this moment (monotonic clock); all that roles do later is `shut-down`."""
+        self._training_ended = moment - self._start
 
     def compute(self, moment: float | None = None) -> Compute:
         """Compute up to `moment` (monotonic clock), by default until the latest report of any role.
@@ -204,7 +214,7 @@ class Ledger:
                 kind = "total"
                 if state == "evaluate" or (state == "idle" and "evaluate" in states.values()):
                     kind = "evaluation"
-                elif state == "start-up" or began is None or start < began:
+                elif state in ("start-up", "shut-down") or began is None or start < began:
                     kind = "startup"
                 elif state == "idle":
                     booked[role, "idle"] += end - start

@@ -1,6 +1,7 @@
 """A look at the data of a run for `--dry-run`: without a tokenizer, and at the files that are here alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from trainer.config import Config, SetConfig, TaskConfig
@@ -8,6 +9,7 @@ from trainer.controller.conversation import Turn
 from trainer.controller.data import Reader, read
 from trainer.controller.mixture import check_of, load_tasks
 from trainer.controller.sources import FUNCTION, GENERATED, HUB, is_here, sources_of
+from trainer.verifiers.pool import VerifierPool
 
 
 class NoTokenizer:
@@ -24,7 +26,11 @@ class NoTokenizer:
 
 def examine(config: Config) -> tuple[list[str], int]:
     """Lines about the data, and the number of training prompts, 0 if it is not known. ConfigError if a file
-    here is wrong, or is missing while its folder is here."""
+    here is wrong, or is missing while its folder is here, or a scorer cannot be imported."""
+    for name in dict.fromkeys(config.scorers.values()):
+        one = config.scored[name]
+        if not one.environment.kind and ":" in one.verifier.kind:  # a function of the user's
+            VerifierPool(replace(one.verifier, workers=1)).close()
     sources = sources_of(config)
     if all(is_here(source) for source, _ in sources):
         data, lines = load_tasks(config, NoTokenizer()), list[str]()

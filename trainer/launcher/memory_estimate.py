@@ -45,11 +45,12 @@ class ModelSize:
     kv_width: int
     vocabulary: int
     tied: bool = True  # the head is the embedding
+    positions: int = 0  # of a prompt and its completion together; 0: not known
 
 
 SIZES = {
-    "smollm2-135m": ModelSize(134_515_008, 30, 576, 1536, 192, 49_152),
-    "tiny": ModelSize(162_112, 3, 64, 192, 64, 27),
+    "smollm2-135m": ModelSize(134_515_008, 30, 576, 1536, 192, 49_152, positions=8192),
+    "tiny": ModelSize(162_112, 3, 64, 192, 64, 27, positions=256),
     "Qwen/Qwen3-0.6B": ModelSize(596_049_920, 28, 1024, 3072, 1024, 151_936),
     "Qwen/Qwen3-1.7B": ModelSize(1_720_574_976, 28, 2048, 6144, 1024, 151_936),
     "Qwen/Qwen3-4B": ModelSize(4_022_468_096, 36, 2560, 9728, 1024, 151_936),
@@ -79,7 +80,9 @@ def size_of(folder: str | Path) -> ModelSize:
     values["feed_forward"] = values["feed_forward"] or 4 * values["hidden"]
     kv_width = head * (config.get("num_key_value_heads") or heads)
     tied = bool(config.get("tie_word_embeddings", True))
-    return ModelSize(parameters=_parameters(Path(folder)), kv_width=kv_width, tied=tied, **values)
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or 0
+    parameters = _parameters(Path(folder))
+    return ModelSize(parameters=parameters, kv_width=kv_width, tied=tied, positions=positions, **values)
 
 
 def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:

@@ -115,6 +115,7 @@ class Recorder:
             case Event(kind="engine"):
                 self._on_engine(role, message.data)
             case Event(kind="done", data={"ended_by": by}):
+                self.ledger.end_training(message.time)
                 why = self._why_stopped if by in ("forecast", "guard") else ""
                 if by:
                     record_end(self.run_dir, by, self.config.pipeline.max_compute, why)

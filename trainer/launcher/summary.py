@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.accounting.ledger import Ledger
 from trainer.config import Config
-from trainer.jsonl import write_atomic
+from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.advice import advise_run
 from trainer.launcher.terminal_plot import clock
 from trainer.launcher.what_next import what_next
@@ -44,6 +44,7 @@ def finish(
             )
     samples = not config.objective.supervised  # else engines are idle, as they should be
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
+    advice = advice and f"While it trained: {advice}"
     text = f"{text}\n\n{what_next(config)}"
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
@@ -76,7 +77,9 @@ def summary_text(
     if points:
         score = [f"{p.pass_rate:.3f} ± {p.pass_rate_se:.3f} (step {p.step})" for p in (points[0], points[-1])]
         lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))
-    others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
+    if rewards := graded(run_dir):
+        lines.append("held-out reward     " + " → ".join(f"{r:.3f}" for r in (rewards[0], rewards[-1])))
+    others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up and end"
     lines.append(f"compute             {compute.total:.4g} {ledger.unit}, and {others}")
     if memory[0]:
         memory_text = f"{memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
@@ -87,13 +90,22 @@ def summary_text(
     return "\n".join(lines)
 
 
+def graded(run_dir: Path) -> list[float]:
+    """The held-out rewards of a scorer with grades, whose mean says more than the pass rate; else none."""
+    rows = list(read_lines(run_dir / "metrics.jsonl")) if (run_dir / "metrics.jsonl").is_file() else []
+    rows = [row for row in rows if row.get("eval/mean_reward") is not None]
+    pairs = [(row["eval/mean_reward"], row["eval/pass_rate"]) for row in rows]
+    plain = all(min(abs(r - p), abs(r - (2 * p - 1))) < 1e-6 for r, p in pairs)  # 0 or 1, or −1 or 1
+    return [] if plain else [r for r, _ in pairs]
+
+
 def _compute_table(books: Mapping[str, Any]) -> list[str]:
     """Device-hours by state, a column for each role that holds devices; idle and the sum come last."""
     roles = {name: r["states"] for name, r in books["roles"].items() if r["devices"]}
     sums = {name: sum(states.values()) for name, states in roles.items()}
     order = {state: -s for states in roles.values() for state, s in states.items()}
     states = sorted(order, key=lambda state: (state == "idle", order[state]))
-    rows = [f"{books['unit']:<18}" + "".join(f"{name:>18}" for name in roles)]
+    rows = [f"{books['unit'] + ', of all':<18}" + "".join(f"{name:>18}" for name in roles)]
     for state in states:
         cells = [(r.get(state, 0.0), sums[name]) for name, r in roles.items()]
         shares = (f"{s / 3600:>11.4f} {s / total:>6.1%}" if s else f"{'–':>11}{'':7}" for s, total in cells)

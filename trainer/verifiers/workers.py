@@ -25,6 +25,7 @@ class Workers:
         arguments = verifier.kind, math.ceil(MAX_BUSY_S + 2 * config.timeout_s)  # CPU seconds
         label = f"verifier.kind {verifier.kind}"
         self.fork_server = ForkServer("trainer.verifiers.judging:judging", arguments, label, note)
+        self._closed = False
         self._idle = list(range(config.workers))  # slots, each with a worker
         self._items, self._busy_s = [0] * config.workers, [0.0] * config.workers  # of each slot's worker
         self._conns = [self._renewed(slot) for slot in self._idle]
@@ -43,7 +44,8 @@ class Workers:
             self._items[slot] += 1
             self._busy_s[slot] += time.monotonic() - start
             worn = self._items[slot] >= MAX_ITEMS or self._busy_s[slot] > MAX_BUSY_S
-            if not answered or worn or self._verifier.may_execute(completion):
+            # One that is cancelled later than `close` must not start a process.
+            if not self._closed and (not answered or worn or self._verifier.may_execute(completion)):
                 self._conns[slot].close()
                 self._conns[slot] = self._renewed(slot)
             self._idle.append(slot)
@@ -53,6 +55,7 @@ class Workers:
 
     def close(self) -> None:
         """End the workers and the fork server."""
+        self._closed = True
         for conn in self._conns:
             conn.close()
         self.fork_server.close()

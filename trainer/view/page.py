@@ -1,8 +1,12 @@
-"""The page's text: one file with its style and script, for the server or with all data in it."""
+"""The page's text: one file with its style and script, for the server or with all data in it.
+
+As a command it writes the report of the runs in the folders that it is called with.
+"""
 
 import html
 import json
 import re
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -43,14 +47,15 @@ def report_page(folders: Sequence[Path]) -> str:
         ]
         evaluated = [r for r in readings if r.curve.evaluations]
         if not evaluated:
-            return _note("The curve begins with the first evaluation.")
+            return note("The curve begins with the first evaluation.")
         names = short_names([r.curve.name for r in evaluated])
         return page(runs_of({name: [r] for name, r in zip(names, evaluated, strict=True)}))
     except (ConfigError, OSError, KeyError) as e:
-        return _note(f"There is no curve yet: {e}")
+        return note(f"There is no curve yet: {e}")
 
 
-def _note(text: str) -> str:
+def note(text: str) -> str:
+    """A page with one sentence."""
     style = ":root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }"
     return f"<!doctype html><title>no curve</title><style>{style}</style><p>{html.escape(text)}</p>"
 
@@ -100,3 +105,7 @@ def _chosen(rows: Sequence[Any], count: int) -> list[Any]:
     half = max(1, count // 2)
     rest = rows[half:]
     return [*rows[:half], *(rest[i * len(rest) // half] for i in range(half))]
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(report_page([Path(folder) for folder in sys.argv[1:]]).encode())

@@ -5,13 +5,14 @@ the files: 10,000 groups of 16 completions would be gigabytes.
 """
 
 import json
+import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.controller.journal import SEGMENT_GROUPS, segments
 
@@ -84,6 +85,8 @@ class Query:
             (entry.advantages, self.advantage),
         )
         asked = [(values, bounds) for values, bounds in columns if bounds != (None, None)]
+        if not (asked or self.outcome) and self.interrupted is None:
+            return bool(entry.rewards)
         return any(
             (not self.outcome or entry.outcomes[i] == self.outcome)
             and (self.interrupted is None or entry.interrupted[i] == self.interrupted)
@@ -108,6 +111,7 @@ class Rollouts:
     folder: Path
     entries: dict[int, Entry] = field(default_factory=dict)
     read: dict[Path, tuple[int, int]] = field(default_factory=dict)  # of each file: inode, bytes
+    damaged: list[str] = field(default_factory=list)  # lines that cannot be read: file and place
 
     def progress(self) -> tuple[int, int]:
         """Bytes that are read, and all that there are."""
@@ -134,10 +138,11 @@ class Rollouts:
         chosen = [e for e in list(self.entries.values()) if e.finished and query.matches(e)]
         chosen.sort(key=key, reverse=largest_first)
         rows, place, end = list[dict[str, Any]](), start, time.monotonic() + SEARCH_S
+        needle, opened = query.text.lower(), dict[Path, mmap.mmap]()
         while place < len(chosen) and len(rows) < count:
             entry = chosen[place]
             with suppress(NoGroupError, ValueError):  # its file was deleted or replaced since `update`
-                if not query.text or self._has_text(entry, query.text.lower()):
+                if not needle or _has_text(entry, needle, opened):
                     rows.append(entry.row())
             place += 1
             if query.text and time.monotonic() > end:
@@ -181,7 +186,10 @@ class Rollouts:
             return False
         whole = data.rfind(b"\n") + 1
         for start, line in _lines(data[:whole]):
-            self._take(line, (path, place + start, len(line)))
+            try:
+                self._take(line, (path, place + start, len(line)))
+            except (ValueError, LookupError, TypeError):  # not JSON, or none of the journal's records
+                self.damaged.append(f"{path.name}, byte {place + start}")
         self.read[path] = about.st_ino, place + whole
         return whole > 0
 
@@ -216,14 +224,19 @@ class Rollouts:
             entry = self._entry(group_id)
             entry.step, entry.aside = entry.step or record["trained"], group_id in aside
 
-    def _has_text(self, entry: Entry, needle: str) -> bool:
-        """True if a text of the group holds the needle, which is in lower case."""
-        assert entry.finished
-        data = _without_tokens(_line(entry.finished))
-        written = json.dumps(needle, ensure_ascii=False)[1:-1].encode()
-        if needle.isascii() and written not in data.lower():  # other letters have cases that bytes lack
-            return False
-        return any(needle in text.lower() for text in _texts(json.loads(data)))
+
+def _has_text(entry: Entry, needle: str, opened: dict[Path, mmap.mmap]) -> bool:
+    """True if a text of the group holds the needle, which is in lower case. Each file is opened once."""
+    assert entry.finished
+    path, start, length = entry.finished
+    if path not in opened:
+        with _open(path) as file:
+            opened[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = _without_tokens(opened[path], start, start + length)
+    written = json.dumps(needle, ensure_ascii=False)[1:-1].encode()
+    if needle.isascii() and written not in data.lower():  # other letters have cases that bytes lack
+        return False
+    return any(needle in text.lower() for text in _texts(json.loads(data)))
 
 
 def _mean(rewards: Sequence[float | None]) -> float:
@@ -242,22 +255,27 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
         start += len(line) + 1
 
 
-def _without_tokens(line: bytes) -> bytes:
-    """The line with no packed tokens: parsing them takes most of the time."""
-    start = line.find(TOKENS)
-    if start < 0:
-        return line
-    start += len(TOKENS)
-    return line[:start] + line[line.index(b'"', start) :]
+def _without_tokens(data: bytes | mmap.mmap, start: int = 0, end: int | None = None) -> bytes:
+    """The line from `start` to `end` with no packed tokens: parsing them takes most of the time."""
+    end = len(data) if end is None else end
+    cut = data.find(TOKENS, start, end)
+    if cut < 0:
+        return data[start:end]
+    cut += len(TOKENS)
+    return data[start:cut] + data[data.find(b'"', cut, end) : end]
 
 
 def _line(place: tuple[Path, int, int]) -> bytes:
     """The line at a place of the journal; NoGroupError if the file is gone."""
     path, start, length = place
+    with _open(path) as file:
+        file.seek(start)
+        return file.read(length)
+
+
+def _open(path: Path) -> BinaryIO:
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read(length)
+        return path.open("rb")
     except FileNotFoundError as e:
         raise NoGroupError(f"{path.name} of the journal has been deleted: its groups are too old") from e
 

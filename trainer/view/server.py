@@ -5,17 +5,20 @@ No path of a request reaches the file system: runs are numbers, groups are numbe
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
+import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
 from trainer.config import ConfigError
-from trainer.view.page import live_page, report_page
+from trainer.view.page import live_page, note
 from trainer.view.rollouts import ORDERS, NoGroupError, Query
 from trainer.view.state import RunState
 from trainer.view.tokens import group_view
@@ -23,6 +26,7 @@ from trainer.view.tokens import group_view
 READ_S = 0.05  # of the journal at once, between requests
 LOOK_S = 1.0  # between looks for something new
 REPORT_S, REPORT_SHARE = 10.0, 0.05  # least time between two drawings, and largest share of a core for them
+LAST = 19  # the priority of later drawings: after everything else
 ROWS = 50  # of the table in one answer
 HEADERS = {
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
@@ -38,23 +42,32 @@ class View:
     def __init__(self, runs: Sequence[RunState], token: str, port: int) -> None:
         self.runs, self.token, self.port = runs, token, port
         self.cookie = f"sigmoid-rl-{port}"  # cookies do not know ports
-        self._pool = ThreadPoolExecutor(1)  # one drawing at a time
-        self._report, self._due = "", 0.0  # page, and when it may be drawn again
-        self._drawn = 0  # steps and evaluations in it
+        # The report, how many there were, the steps and evaluations in it, and when it may be drawn again.
+        self._report, self._reports, self._size, self._due = "", 0, 0, 0.0
+        self._drawing: asyncio.Task[None] | None = None
+        self._painter: Process | None = None
 
     def application(self) -> web.Application:
         """The routes, behind the token."""
         application = web.Application(middlewares=[self._guard])
         routes = {"/": self._page, "/api/runs": self._runs, "/api/groups": self._groups,
-                  "/api/group": self._group, "/report": self._draw}  # fmt: skip
+                  "/api/group": self._group, "/report": self._curve}  # fmt: skip
         application.add_routes([web.get(path, handler) for path, handler in routes.items()])
         return application
 
     async def follow(self) -> None:
         """Read what the runs write, a little at a time, for ever."""
-        while True:
-            done = [await self._read(run) for run in self.runs]
-            await asyncio.sleep(LOOK_S if all(done) else 0.005)
+        self._draw_if_due()
+        try:
+            while True:
+                done = [await self._read(run) for run in self.runs]
+                await asyncio.sleep(LOOK_S if all(done) else 0.005)
+        finally:
+            with suppress(ProcessLookupError):
+                if self._painter:
+                    self._painter.kill()
+            if self._drawing:
+                await self._drawing
 
     async def _read(self, run: RunState) -> bool:
         return await asyncio.to_thread(run.rollouts.update, READ_S)
@@ -97,7 +110,9 @@ class View:
     async def _runs(self, request: web.Request) -> web.Response:
         for run in self.runs:
             run.update()
-        return web.json_response({"runs": [run.view() for run in self.runs]})
+        if "curve" in request.query:  # it is looked at
+            self._draw_if_due()
+        return web.json_response({"runs": [run.view() for run in self.runs], "reports": self._reports})
 
     async def _groups(self, request: web.Request) -> web.Response:
         run, query = self._run(request), query_of(request.query)
@@ -114,19 +129,36 @@ class View:
         view = await asyncio.to_thread(group_view, run.folder, entry, record, learned, start, number)
         return web.json_response(view)
 
-    async def _draw(self, request: web.Request) -> web.Response:
-        """The curve and all charts, drawn anew once something has come and some time has passed."""
+    async def _curve(self, request: web.Request) -> web.Response:
+        """The newest report: the curve and all charts."""
+        self._draw_if_due()
+        if not self._report and self._drawing:
+            await asyncio.shield(self._drawing)
+        return web.Response(text=self._report, content_type="text/html")
+
+    def _draw_if_due(self) -> None:
+        """Draw the report anew once something has come and some time has passed."""
         for run in self.runs:
             run.update()
         size = sum(run.step + run.evaluations for run in self.runs)
-        if not self._report or (size != self._drawn and time.monotonic() > self._due):
-            self._drawn, began = size, time.monotonic()
-            folders = [run.folder for run in self.runs]
-            loop = asyncio.get_running_loop()
-            self._report = await loop.run_in_executor(self._pool, report_page, folders)
-            now = time.monotonic()
-            self._due = now + max(REPORT_S, (now - began) / REPORT_SHARE)
-        return web.Response(text=self._report, content_type="text/html")
+        idle = self._drawing is None or self._drawing.done()
+        if idle and (not self._report or (size != self._size and time.monotonic() > self._due)):
+            self._size, self._drawing = size, asyncio.create_task(self._draw())
+
+    async def _draw(self) -> None:
+        """Draw the report in a process of its own, so that no answer waits for the fits."""
+        began, folders = time.monotonic(), [str(run.folder) for run in self.runs]
+        command = sys.executable, "-m", "trainer.view.page", *folders
+        self._painter = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        if self._reports:  # nobody waits for it
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._painter.pid, LAST)
+        text, _ = await self._painter.communicate()
+        if not text:
+            text = note("The curve could not be drawn; the terminal says why.").encode()
+        self._report, self._reports = text.decode(), self._reports + 1
+        now = time.monotonic()
+        self._due = now + max(REPORT_S, (now - began) / REPORT_SHARE)
 
     def _run(self, request: web.Request) -> RunState:
         number = _number(request, "run")

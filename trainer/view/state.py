@@ -80,12 +80,16 @@ class RunState:
         """The state as the page has it."""
         read, size = self.rollouts.progress()
         ledger = _json(self.folder / "ledger.json")
+        damaged, warnings = self.rollouts.damaged, list(self.warnings)
+        if damaged:
+            lines = f"{len(damaged)} lines of the journal" if len(damaged) > 1 else "A line of the journal"
+            warnings.append((self.step, f"{lines} cannot be read and is left out ({damaged[0]})"))
         shown = [(title, self.latest[key]) for key, title in SHOWN if self.latest.get(key) is not None]
         return {
             "name": self.name, "folder": str(self.folder), "state": self._state(),
             "step": self.step, "steps": self.steps, "evaluations": self.evaluations,
             "compute": self.latest.get("compute/total"), "unit": ledger.get("unit", ""),
-            "warnings": self.warnings, "metrics": shown, "processes": self._processes(ledger),
+            "warnings": warnings, "metrics": shown, "processes": self._processes(ledger),
             "groups": len(self.rollouts.entries), "read": read, "size": size, "tasks": self.rollouts.tasks(),
         }  # fmt: skip
 

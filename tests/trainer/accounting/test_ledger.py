@@ -126,6 +126,20 @@ def test_time_after_the_last_report_is_booked_when_the_ledger_is_closed(tmp_path
     assert roles["learner"]["states"] == {"start-up": 25.0}
 
 
+def test_the_seconds_in_which_the_processes_end_are_none_of_the_curves(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    ledger.end_training(1041.0)
+    ledger.add(Spans("engine", (("generate", 1040.0, 1042.0), ("idle", 1042.0, 1043.0))))
+    ledger.close(tmp_path, 1050.0)
+    assert seconds(ledger.compute()) == [35 + 2, 23, 22 + 2 * 9]
+    roles = json.loads((tmp_path / "ledger.json").read_text())["roles"]
+    assert roles["engine"]["states"]["shut-down"] == roles["learner"]["states"]["shut-down"] == 9.0
+    assert roles["learner"]["states"]["idle"] == 12 + 6 + 1
+    resumed = Ledger(ledger.devices, "core-hours", 2000.0, json.loads((tmp_path / "ledger.json").read_text()))
+    assert seconds(resumed.compute()) == [37, 23, 40]
+
+
 def test_the_states_add_up_to_the_wall_time_held_from_the_start(ledger: Ledger) -> None:
     books = ledger.to_json()
     assert books["wall_s"] == 40.0 and books["devices_total"] == 2.0 and books["unit"] == "core-hours"

@@ -237,6 +237,13 @@ def test_a_dry_run_examines_the_files_that_are_here(
     }.items():
         assert main(["--data.source", elsewhere, "--dry-run"]) == 2
         assert says in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "scorer_of_a_user.py").write_text("def score(completion, answer, metadata): return 1.0\n")
+    for kind, says in {"score": "", "scores": "has no attribute 'scores'"}.items():
+        assert main([*argv, "--verifier.kind", f"scorer_of_a_user:{kind}"]) == (2 if says else 0)
+        assert says in capsys.readouterr().err
+    assert main([*argv, "--model.path", "tiny", "--engine.max_new_tokens", "256"]) == 2
+    assert "up to 256 tokens; the model has 256 positions" in capsys.readouterr().err
     far = str(tmp_path / "far" / "b.jsonl")
     assert main([*argv, "--data.held_out_source", "reasoning_gym:chain_sum"]) == 0
     out = capsys.readouterr().out

@@ -63,7 +63,9 @@ def test_sizes_are_read_from_a_models_files_of_a_mixture_by_the_experts_that_wor
     model = Qwen3MoeForCausalLM(config)
     model.save_pretrained(tmp_path / "moe")
     parameters = sum(p.numel() for p in model.parameters())
-    assert memory.size_of(tmp_path / "moe") == ModelSize(parameters, 2, 64, 96, 32, 32, tied=False)
+    assert memory.size_of(tmp_path / "moe") == ModelSize(
+        parameters, 2, 64, 96, 32, 32, tied=False, positions=config.max_position_embeddings
+    )
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,17 @@ def test_a_warning_is_kept_once_and_ends_the_run_if_asked(stop: bool, tmp_path: 
     assert not any(wrong(resumed, range(5, 9))) and len(rows(tmp_path, "warning/ess")) == 1
 
 
+def test_what_follows_the_end_of_training_is_not_compute(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    begin(one)
+    hold(one, 10.0)
+    play(one, Event("done", one.start + 10, {"step": 1, "ended_by": ""}))
+    hold(one, 15.0, "idle")
+    devices = sum(one.ledger.devices.values())
+    assert one.ledger.compute().total == pytest.approx(10 * devices / HOUR)
+    assert all(role["states"]["shut-down"] > 0 for role in one.ledger.to_json()["roles"].values())
+
+
 def test_a_warning_after_the_end_was_decided_does_not_change_why(tmp_path: Path) -> None:
     one = make(tmp_path, config=having(CONFIG, guard={"stop": True}))
     one._why_stopped = "the forecast says so"

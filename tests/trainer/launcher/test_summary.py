@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.accounting.ledger import Ledger
-from trainer.launcher.summary import summary_text
+from trainer.launcher.summary import graded, summary_text
 from trainer.messages import Spans
 
 
@@ -28,8 +28,19 @@ def test_the_summary_shows_start_and_end_where_the_compute_went_and_what_is_wher
     text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split", (2.5, 3.25))
     assert "0.182 ± 0.019 (step 0) → 0.861 ± 0.017 (step 60)" in text
     assert "1.8 core-hours, and 0 for evaluation, 0.2 for start-up" in text
+    assert "held-out reward" not in text
+    rows = [(0.182, 0.25), (0.861, 0.75)]  # pass rate and mean reward of a scorer with grades
+    lines = [f'{{"step": 1, "eval/pass_rate": {p}, "eval/mean_reward": {r}}}\n' for p, r in rows]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    again = summary_text(tmp_path, points, ledger, "", "", (2.5, 3.25))
+    assert "held-out reward     0.250 → 0.750" in again
     assert re.search(r"generate +0\.9000 +90\.0% +–\n", text)
     assert re.search(r"idle +– +0\.5000 +50\.0%\n", text)
     assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
     assert "learner's memory    2.5 GB at most on a rank, 3.25 GB estimated" in text
     assert "memory" not in summary_text(tmp_path, [], ledger, "no curve", "nothing to split", (0.0, 3.25))
+
+
+def test_of_rewards_that_follow_from_the_pass_rate_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/pass_rate": 0.25, "eval/mean_reward": -0.5}\n')
+    assert graded(tmp_path) == []

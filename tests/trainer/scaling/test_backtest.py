@@ -97,6 +97,8 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
     assert little["runs"] == {"a.csv": None, "b.csv": None} and little["summary"]["forecast"] == 0
     assert half["summary"]["error"] < 0.005 and half["summary"]["coverage"] == 1
     assert "2 of 2" in text
+    details = command("backtest a.csv --fit-until 50% --details")
+    assert ("* outside the interval" in details) == (" *" in details.replace("(* outside", ""))
 
 
 def test_the_errors_of_several_runs_are_summarized() -> None:

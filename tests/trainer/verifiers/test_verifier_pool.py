@@ -157,6 +157,23 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
         assert LOOP.run(cancel_then_ask()).outcome == "correct"
 
 
+def test_an_item_that_is_cancelled_after_the_end_starts_no_process(
+    user_module: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close_then_cancel() -> None:
+        looping = asyncio.create_task(pool.score(prompt("a"), "loop"))
+        await asyncio.sleep(0.3)
+        pool.close()
+        looping.cancel()
+        await asyncio.wait([looping])
+
+    with opened(USERS, timeout_s=20.0) as pool:
+        assert pool._workers is not None
+        server = pool._workers.fork_server.process
+        LOOP.run(close_then_cancel())
+        assert pool._workers.fork_server.process is server and "fork server died" not in caplog.text
+
+
 def test_the_pool_survives_its_fork_server(user_module: Path) -> None:
     with opened(USERS) as pool:
         assert pool._workers is not None

@@ -238,6 +238,9 @@ def _from_toml(path: Path, options: ReadOptions) -> list[Input]:
 
 def _with_texts(options: ReadOptions, texts: Mapping[str, str], where: str) -> ReadOptions:
     """The options with others in their place, written as text; a way to define C replaces any other way."""
+    if not texts:
+        options.check()
+        return options
     chosen = {SHORT.get(key, key.replace("-", "_")): value for key, value in texts.items()}
     values = {option.name: getattr(options, option.name) for option in fields(ReadOptions)}
     if set(WAYS) & set(chosen):
