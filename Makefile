@@ -13,12 +13,13 @@ VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 ARM := build/aarch64
 NEWEST_PY := .venv-newest/bin/python
+QUACK_PY := .venv-quack/bin/python
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-arm test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -99,6 +100,12 @@ test-newest: setup-tests  ## the newest torch and transformers under the tests o
 	$(NEWEST_PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
 		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
 		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned
+
+test-quack: setup-tests  ## QuACK's GEMM with our epilogue: compiled for Hopper without a GPU, and run from its PTX (110 MB)
+	test -x $(QUACK_PY) || $(PYTHON) -m venv .venv-quack
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(QUACK_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	$(QUACK_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/quack.txt
+	$(QUACK_PY) -m pytest -q -m "" tests/kernels/test_quack.py
 
 test-arm: setup-tests  ## the native loss on aarch64: cross-compiled, its tests under qemu (Debian: g++-aarch64-linux-gnu qemu-user)
 	mkdir -p build

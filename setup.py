@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 KERNELS_ALONE = os.environ.get("SIGMOID_RL_DISTRIBUTION") == "kernels"
 KERNELS = "sigmoid_rl_kernels" if KERNELS_ALONE else "kernels"
 TORCH = "torch>=2.11,<2.15"
+QUACK = ["quack-kernels==0.6.5", "nvidia-cutlass-dsl>=4.8,<4.9"]  # as kernels/triton/quack.py
 
 
 class PlatformWheel(bdist_wheel):
@@ -84,7 +85,7 @@ if KERNELS_ALONE:
         packages=[KERNELS, f"{KERNELS}.triton"],
         package_dir={KERNELS: "kernels"},
         install_requires=[TORCH],
-        extras_require={"triton": ["triton>=3.6,<3.10"]},  # a CUDA build of torch brings its own
+        extras_require={"triton": ["triton>=3.6,<3.10"], "hopper": QUACK},  # a CUDA torch brings Triton
         options={"build": {"build_base": "build/sigmoid-rl-kernels"}},  # not beside the other's modules
         **COMMON,
     )
@@ -128,6 +129,7 @@ else:
             "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
             "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
             "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
+            "hopper": ["sigmoid-rl[kernels]", *QUACK],  # vLLM 0.32 brings both
             "wandb": ["sigmoid-rl[train]", "wandb"],
             "trackio": ["sigmoid-rl[train]", "trackio"],
             "datasets": ["sigmoid-rl[train]", "datasets"],

@@ -64,6 +64,10 @@ class SinglePass(Backend, Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The same, computed in the GEMM's epilogue: FP32 logits never reach memory."""
 
+    @property
+    def fused_score(self) -> Score:
+        """`score` by the GEMM of `fused_epilogue`."""
+
 
 class FusedTerms(Protocol):
     """A backend that computes an objective's terms in one launch; see `chunk_loop.StepOutputs`."""

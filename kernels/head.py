@@ -118,7 +118,8 @@ class LMHead:
     def statistics(self, hidden: Tensor, targets: Tensor, inverse_temperature: Tensor) -> Tensor:
         """(4, N) statistics of all rows over the whole vocabulary (2NHV FLOP)."""
         columns, cap = targets - self.first, self.settings.cap
-        fused = getattr(self.backend, "score", None) if self.settings.logits_dtype == torch.float32 else None
+        name = "fused_score" if self.settings.row_kernel == "fused-epilogue" else "score"
+        fused = getattr(self.backend, name, None) if self.settings.logits_dtype == torch.float32 else None
         if fused is not None:
             stats = fused(hidden, self.weight, columns, inverse_temperature, cap)
         else:

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import quack
 from .config import INTERPRET
 
 if importlib.util.find_spec("triton") is not None:
     from . import fused, matmul
-    from .fused import fused_epilogue, score
+    from .fused import fused_epilogue, fused_score, score
     from .matmul import add_d_weight, d_hidden
     from .rows import row_grads, row_stats, single_pass
     from .split import split_16
     from .terms import has_terms, terms
 
-    __all__ = ["add_d_weight", "d_hidden", "fused_epilogue", "has_terms", "score", "terms"]
+    __all__ = ["add_d_weight", "d_hidden", "fused_epilogue", "fused_score", "has_terms", "score", "terms"]
     __all__ += ["row_grads", "row_stats", "single_pass"]
 
 
@@ -65,4 +66,5 @@ def why_not() -> str:
 def info() -> dict[str, Any]:
     """Versions, and the device on which the kernels run."""
     device = "CPU (interpreter)" if INTERPRET else torch.cuda.get_device_name()
-    return {"triton": importlib.metadata.version("triton"), "torch": torch.__version__, "device": device}
+    versions = {"triton": importlib.metadata.version("triton"), "torch": torch.__version__}
+    return versions | {"quack": quack.why_not() or quack.VERSION, "device": device}

@@ -8,8 +8,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import gemm
+from . import gemm, quack
 from .config import GemmConfig, capability, gemm_config, launch, multiprocessors
+from .quack import QuackConfig, quack_config
 from .rows import dense
 
 SCORED_ROWS = 16384
@@ -28,7 +29,7 @@ def score(
     targets: Tensor,  # (N,) int64
     inverse_temperature: Tensor,  # (N,)
     cap: float,
-    config: GemmConfig | None = None,
+    config: GemmConfig | QuackConfig | None = None,
 ) -> Tensor:
     """(4, N) FP32 statistics of the logits h Wᵀ (see `kernels.rows`), which are never in memory (2NHV FLOP).
 
@@ -42,13 +43,21 @@ def score(
     return stats
 
 
+def fused_score(
+    h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float
+) -> Tensor:
+    """The same by QuACK's GEMM where `kernels.triton.quack` has a configuration."""
+    config = None if cap else _quack_config(h, weight)
+    return score(h, weight, targets, inverse_temperature, cap, config)
+
+
 def fused_epilogue(
     h: Tensor,  # (C, H)
     weight: Tensor,  # from `prepare`
     targets: Tensor,  # (C,) int64
     inverse_temperature: Tensor,  # (C,)
     logprobs_gen: Tensor,  # (C,)
-    config: GemmConfig | None = None,
+    config: GemmConfig | QuackConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`kernels.triton.rows.single_pass` in the GEMM's epilogue: no FP32 logits reach memory.
 
@@ -63,10 +72,11 @@ def fused_epilogue(
     sizes = vocabulary, h.shape[1], h.stride(0), weight.stride(0)
     tensors = h, weight, targets, scale, logprobs_gen, anchors
     launch(gemm.estimate_anchors, (rows,), *tensors, *sizes, PARTS=parts, BLOCK=512, num_warps=4)
-    vectors = [targets, scale, anchors]
+    vectors, config = [targets, scale, anchors], config or _quack_config(h, weight)
     stats, partial, columns = _statistics(gemm.SINGLE_PASS, h, weight, exp, vectors, 0.0, config)
     tensors = exp, partial, anchors, scale, stats, targets
-    launch(gemm.settle, (rows,), *tensors, vocabulary, exp.stride(0), COLUMNS=columns, num_warps=1)
+    tile = {"COLUMNS": columns, "BLOCK": triton.next_power_of_2(columns)}
+    launch(gemm.settle, (rows,), *tensors, vocabulary, exp.stride(0), **tile, num_warps=1)
     return exp, stats
 
 
@@ -77,14 +87,18 @@ def _statistics(
     out: Tensor,
     vectors: list[Tensor],  # targets, inverse temperature, anchors: (rows,) each
     cap: float,
-    config: GemmConfig | None,
+    config: GemmConfig | QuackConfig | None,
 ) -> tuple[Tensor, Tensor, int]:
     """(4, rows) statistics, those of each column tile, and the number of columns of a tile."""
     config = config or _config(epilogue, h, weight, out, cap)
     rows, tiles = len(h), triton.cdiv(len(weight), config.columns)
     partial = torch.empty(3, tiles, rows, dtype=torch.float32, device=h.device)
     target_logits, stats = partial.new_zeros(rows), partial.new_empty(4, rows)
-    _launch(epilogue, h, weight, out, [*vectors, partial, target_logits], cap, config)
+    vectors = [*vectors, partial, target_logits]
+    if isinstance(config, QuackConfig):
+        quack.launch(config, _row_major(h), weight, vectors, out if epilogue == gemm.SINGLE_PASS else None)
+    else:
+        _launch(epilogue, h, weight, out, vectors, cap, config)
     tensors, grid = (partial, target_logits, stats), (triton.cdiv(rows, 32),)
     launch(gemm.merge, grid, *tensors, rows, tiles, TILES=32, ROWS=32, num_warps=4)
     return stats, partial, config.columns
@@ -118,6 +132,11 @@ def _config(epilogue: Any, h: Tensor, weight: Tensor, out: Tensor, cap: float) -
     operands = (h, weight) if epilogue == gemm.SCORE else (h, weight, out)
     aligned = all(_aligned(x) for x in operands)
     return gemm_config(capability(h.device), weight.dtype, aligned, cap != 0.0)
+
+
+def _quack_config(h: Tensor, weight: Tensor) -> QuackConfig | None:
+    aligned = h.shape[1] == weight.shape[1] and _aligned(_row_major(h)) and _aligned(weight)
+    return quack_config(capability(h.device), {h.dtype, weight.dtype}, aligned)
 
 
 def _aligned(x: Tensor) -> bool:

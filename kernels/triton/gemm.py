@@ -266,8 +266,9 @@ def estimate_anchors(
 
 @triton.jit
 def settle(
-    exp, partial, anchors, inverse_temperature, stats, targets, vocabulary, stride, COLUMNS: tl.constexpr
-):
+    exp, partial, anchors, inverse_temperature, stats, targets, vocabulary, stride,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Turn SINGLE_PASS's exp into Ê in place: −others at the target, one anchor for all tiles of a row."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     target = tl.load(targets + row)
@@ -280,8 +281,8 @@ def settle(
             shift = tl.load(anchor) - m
             anchor += rows
             if shift < 0:
-                column = start + tl.arange(0, COLUMNS)
-                inside = column < vocabulary
+                column = start + tl.arange(0, BLOCK)
+                inside = column < tl.minimum(vocabulary, start + COLUMNS)
                 scaled = from_bf16(tl.load(exp + column, mask=inside)) * tl.exp(shift)
                 tl.store(exp + column, to_bf16(scaled), mask=inside)
     tl.debug_barrier()  # another thread may have rescaled the target's column

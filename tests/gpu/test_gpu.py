@@ -67,6 +67,7 @@ def test_log_probs_err_no_more_than_the_bare_gemm(std: float) -> None:
     found = {
         "two-pass": rows.row_stats(z, y, one, 0.0),
         "score": fused.score(h, weight, y, one, 0.0),
+        "fused score": fused.fused_score(h, weight, y, one, 0.0),
         "single-pass": rows.single_pass(z.clone(), y, one, lp)[1],
         "fused-epilogue": fused.fused_epilogue(h, weight, y, one, lp)[1],
     }

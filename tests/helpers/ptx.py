@@ -4,6 +4,7 @@ Lanes of a warp run together; where they part, those behind run first. What is n
 NotImplementedError, and what PTX leaves undefined PTXError.
 """
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Kernel:
 
 
 def parse(ptx: str) -> Kernel:
-    """The only kernel in a module. Names that a block in braces declares are made unique."""
+    """The only kernel in a module. Labels of a block in braces are made unique."""
     kernel = Kernel()
     head, body = re.sub(r"//.*", "", ptx).split(".entry", 1)[1].split("{", 1)
     pattern = r"\.param (?:\.align (\d+) )?\.([a-z])(\d+)[^,)\[]*?(\w+)(?:\[(\d+)\])?\s*[,)]"
@@ -60,27 +61,30 @@ def parse(ptx: str) -> Kernel:
         kernel.parameters[name], kernel.parameter_bytes = (at, size), at + size
     if threads := re.search(r"\.reqntid (\d+)", head):
         kernel.threads = int(threads[1])
-    scopes: list[dict[str, str]] = [{}]
+    depth, blocks = 1, itertools.count()
+    body = re.sub(r"\{[^{}]*\}", lambda block: _unique_labels(block[0], next(blocks)), body)
     for match in re.finditer(r"\s*(\{|\}|\$?\w+:(?!:)|\.(?:loc|pragma|section)[^\n;]*|[^;{}][^;]*;)", body):
         token = match[1]
-        if token == "{":
-            scopes.append({})
-        elif token == "}":
-            scopes.pop()
-            if not scopes:
+        if token in "{}":
+            depth += 1 if token == "{" else -1
+            if not depth:
                 break
         elif token.endswith(":"):
-            name = token[:-1] if len(scopes) == 1 else f"{token[:-1]}'{len(kernel.labels)}"
-            scopes[-1][token[:-1]], kernel.labels[name] = name, len(kernel.code)
+            kernel.labels[token[:-1]] = len(kernel.code)
         elif declared := re.match(r"\.reg \.(\w+)\s+(.*);", token):
             for register in declared[2].split(","):
                 kernel.registers[register.strip().split("<")[0]] = declared[1]
         elif statement := re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*);", token, re.S):
-            renamed = {k: v for scope in scopes for k, v in scope.items() if k != v}
-            operands = tuple(renamed.get(x, x) for x in _operands(statement[3]))
+            operands = tuple(_operands(statement[3]))
             text = re.sub(r"\s+", " ", token).strip()
             kernel.code.append(Instruction(statement[1] or "", statement[2], operands, text))
     return kernel
+
+
+def _unique_labels(block: str, number: int) -> str:
+    for label in re.findall(r"(?m)^\s*(\w+):(?!:)", block):
+        block = re.sub(rf"\b{label}\b", f"{label}_{number}", block)
+    return block
 
 
 def _operands(text: str) -> Iterator[str]:
@@ -117,7 +121,7 @@ class Warp:
         self.groups = {"wgmma": Groups(), "bulk": Groups(), "copy": Groups()}
 
     def step(self) -> None:
-        """Run the next instruction of the lanes that are furthest behind."""
+        """Run the next instruction of the lanes that are furthest behind. Those at a `.sync` wait for all."""
         if self.parted:
             self._join()
         instruction, self.at = self.at, self.at + 1
@@ -130,7 +134,7 @@ class Warp:
 
     def _join(self) -> None:
         groups = [*self.parted, (self.at, self.active)]
-        self.at = min(at for at, _ in groups)
+        self.at = min((at in self.block.program.whole, at) for at, _ in groups)[1]
         self.active = np.logical_or.reduce([lanes for at, lanes in groups if at == self.at])
         self.parted = [(at, lanes) for at, lanes in groups if at != self.at]
 
@@ -166,6 +170,8 @@ class Block:
         self.rng = random.Random(seed)
         self.warps = [Warp(i, self) for i in range(self.kernel.threads // 32)]
         self.mbarriers: dict[int, MBarrier] = {}
+        self.arrived: dict[int, tuple[int, list[Warp]]] = {}
+        """Of each barrier of the block: how many threads have come, and which warps wait."""
         self.copies: list[Task] = []
         """Copies that have started and report to an mbarrier."""
 
@@ -178,10 +184,6 @@ class Block:
                 self._copy()
             elif ready:
                 self._turn(self.rng.choice([w for w in ready if w is not starved] or ready))
-            elif all(w.waits for w in self.warps):
-                self.epoch += 1
-                for warp in self.warps:
-                    warp.waits = False
             elif self.copies:
                 self._copy()
             else:
@@ -213,6 +215,17 @@ class Block:
         if self.eager():
             self.copies.pop().finish()
 
+    def arrive(self, barrier: int, threads: int, warp: Warp, waits: bool) -> None:
+        """A warp comes to a barrier of so many threads; those that wait there go on when all have come."""
+        arrived, waiting = self.arrived.get(barrier, (0, []))
+        arrived, waiting, warp.waits = arrived + 32, [*waiting, *[warp] * waits], waits
+        if arrived == threads:
+            self.epoch += 1
+            for other in waiting:
+                other.waits = False
+            arrived, waiting = 0, []
+        self.arrived[barrier] = arrived, waiting
+
     def wake(self) -> None:
         """Let warps look again at mbarriers that were not ready."""
         for warp in self.warps:
@@ -240,6 +253,8 @@ class Program:
     """The type in which a register is held, unsigned or bool."""
     maps: dict[int, TensorMap]
     """The matrices whose descriptors are at these addresses."""
+    whole: set[int]
+    """The instructions that all lanes of a warp take part in."""
     passed: set[int] = field(default_factory=set)
     """The instructions that a warp came to."""
 

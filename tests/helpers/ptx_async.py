@@ -78,7 +78,10 @@ class AsyncSteps:
     def _mbarrier(self, x: Instruction) -> Step:
         kind = x.opcode.split(".")[1]
         place = self.address(next(o for o in x.operands if o.startswith("[")))
-        count = self.operand(x.operands[-1], TYPES["u32"]) if kind != "inval" else None
+        last = x.operands[2] if kind == "try_wait" else x.operands[-1]
+        count = self.operand(last, TYPES["u32"]) if kind != "inval" else None
+        peeks = x.opcode.startswith("mbarrier.try_wait.parity.acquire")
+        """The code goes on where the barrier is not ready, and waits later."""
 
         def step(w: Warp, mask: Mask) -> None:
             lanes, barriers = LANES if mask is None else np.flatnonzero(mask), w.block.mbarriers
@@ -94,10 +97,13 @@ class AsyncSteps:
             elif kind == "arrive" and "expect_tx" in x.opcode:
                 barrier.arrive(len(lanes), number)
                 w.block.wake()
+            elif kind == "arrive":
+                barrier.arrive(len(lanes) * number, 0)
+                w.block.wake()
             elif kind == "try_wait" and "parity" in x.opcode:
                 ready = barrier.phase != number & 1
                 w.write(x.operands[0], np.full(32, ready), mask)
-                w.spins = not ready
+                w.spins = not (ready or peeks)
             else:
                 raise NotImplementedError(x.text)
 
@@ -127,9 +133,9 @@ class AsyncSteps:
             return lambda w, mask: w.groups[bulk].commit()
         if ".wait_group" in x.opcode:
             return lambda w, mask: w.groups[bulk].wait(int(x.operands[0]))
-        if x.opcode.startswith("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier"):
+        if re.match(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\.(tile\.)?mbarrier", x.opcode):
             return self._tensor(x, True)
-        if x.opcode == "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group":
+        if re.match(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.(tile\.)?bulk_group", x.opcode):
             return self._tensor(x, False)
         if x.opcode in ("cp.async.ca.shared.global", "cp.async.cg.shared.global"):
             return self._copy(x)
@@ -144,14 +150,15 @@ class AsyncSteps:
         read_barrier = self.address(barrier[0]) if load else None
 
         def step(w: Warp, mask: Mask) -> None:
-            if mask is None or mask.sum() != 1:
+            if load and (mask is None or mask.sum() != 1):  # CuTe lets a whole warp store, which does it once
                 raise PTXError("a copy by several lanes")
-            lane, block = int(np.flatnonzero(mask)[0]), w.block
+            lane, block = 0 if mask is None else int(np.flatnonzero(mask)[0]), w.block
             tensor = block.program.maps[int(read_map(w)[lane])]
             here, there, inside = tensor.places(
                 int(read_shared(w)[lane]), *(int(c(w)[lane]) for c in coordinates)
             )
-            memory, matrix, who = block.memory["shared"], block.memory["global"], w.access(mask)
+            memory, matrix = block.memory["shared"], block.memory["global"]
+            who = w.access(lane == LANES)
             if load:
                 mbarrier = block.mbarriers[int(read_barrier(w)[lane])]  # type: ignore[misc]
                 data = np.zeros(here.shape, np.uint8)
@@ -171,7 +178,7 @@ class AsyncSteps:
                 matrix.store_async(there[inside][None], data[inside][None], who)
 
             memory.load_async(here, who)
-            retire = lambda: memory.load_async(here, w.access(mask))  # noqa: E731
+            retire = lambda: memory.load_async(here, w.access(lane == LANES))  # noqa: E731
             w.groups["bulk"].start(Task(write, retire), block.eager())
 
         return step

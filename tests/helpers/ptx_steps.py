@@ -23,7 +23,8 @@ def program(
         waits = code[at].opcode.startswith("mbarrier.try_wait")  # without it nothing is waited for
         operands = (code[at].operands[0], "-1") if waits else ()
         code[at] = Instruction("", "mov.pred" if waits else "nop", operands, "removed")
-    return Program(kernel, shared, [decoder.step(x) for x in code], decoder.width, maps or {})
+    whole = {i for i, x in enumerate(code) if ".sync" in x.opcode}
+    return Program(kernel, shared, [decoder.step(x) for x in code], decoder.width, maps or {}, whole)
 
 
 class Decoder(AsyncSteps):
@@ -101,7 +102,7 @@ class Decoder(AsyncSteps):
         elif text in kernel.parameters:
             number = PARAMETERS + kernel.parameters[text][0]
         else:
-            number = SHARED if text == "global_smem" else int(text, 0)
+            number = SHARED if text in ("global_smem", "__dynamic_shmem__0") else int(text, 0)
         if t.kind == "b":
             constant = np.full(32, number != 0)
         else:
@@ -170,6 +171,8 @@ class Decoder(AsyncSteps):
     def _nop(self, x: Instruction) -> Step:
         return lambda w, mask: None
 
+    _prefetch = _setmaxnreg = _griddepcontrol = _nop
+
     def _cvta(self, x: Instruction) -> Step:
         return self._arithmetic(Instruction("", "mov.b64", x.operands, x.text))
 
@@ -196,15 +199,21 @@ class Decoder(AsyncSteps):
         return step
 
     def _bar(self, x: Instruction) -> Step:
+        number = self.operand(x.operands[0], TYPES["u32"]) if x.opcode != "bar.warp.sync" else None
+        threads = self.operand(x.operands[1], TYPES["u32"]) if len(x.operands) > 1 else None
+
         def block(w: Warp, mask: Mask) -> None:
             w.together(mask)
-            w.waits = True
+            everybody = w.block.kernel.threads
+            w.block.arrive(
+                int(number(w)[0]), int(threads(w)[0]) if threads else everybody, w, x.opcode == "bar.sync"
+            )
 
         def warp(w: Warp, mask: Mask) -> None:
             w.together(mask)
             w.sync += 1
 
-        if x.opcode == "bar.sync" and x.operands == ("0",):
+        if x.opcode in ("bar.sync", "bar.arrive"):
             return block
         if x.opcode == "bar.warp.sync":
             return warp

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from kernels.rows import softmax
-from kernels.triton import fused
+from kernels.triton import fused, quack
 from kernels.triton.config import GemmConfig
 from kernels.triton.split import split_16
 
@@ -130,3 +130,18 @@ def check_fused_epilogue(
     exp, stats = fused.fused_epilogue(h, weight, y, it, lp, tiles)
     check_single_pass(exp, stats, h.double() @ weight.double().T, y, it, 1e-5)
     return stats
+
+
+def test_hopper_takes_quacks_gemm_for_16_bit_operands_of_one_type_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bf16, fp16 = {torch.bfloat16}, {torch.float16}
+    monkeypatch.setattr(quack, "why_not", lambda: "")
+    assert quack.quack_config(90, bf16, True) == quack.quack_config(90, fp16, True) == quack.CONFIGS[90]
+    others = [(80, bf16, True), (90, bf16, False), (90, bf16 | fp16, True), (90, {torch.float32}, True)]
+    assert [quack.quack_config(*case) for case in others] == [None] * 4
+    monkeypatch.setattr(quack, "why_not", lambda: "version 0.1 is installed")
+    with pytest.warns(UserWarning, match="Triton's GEMM instead of QuACK's: version 0.1 is installed"):
+        assert quack.quack_config(90, bf16, True) is None
+    h, weight, y, it = problem()
+    assert torch.equal(fused.fused_score(h, weight, y, it, 0.0), fused.score(h, weight, y, it, 0.0))
