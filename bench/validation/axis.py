@@ -2,9 +2,11 @@
 
   python -m bench validation.axis              runs of docs/study*, some of which ran beside other work
   python -m bench validation.axis --loads 2    runs of docs/study on a simulated machine, each twice
+  python -m bench validation.axis FOLDER...    folders of finished runs, or other inputs of several
 
 The last evaluation is forecast from 25 and 50 % of the device-hours: fitted to these, or to the FLOPs that
 the ledger has beside them. A fit takes the FLOPs where the rates' spread is above DRIFT (curve/axis.py).
+In FLOPs: forecast from 25 and 50 % of the FLOPs, at the FLOPs of the end.
 With --loads the rewards over FLOPs are those that were measured, and other work begins and ends at random: it
 slows the run down to a share from .3 to 1, for stretches that are exponential with a mean of 15 % of the run.
 --rates prints which spread of the rate ahead is the likeliest.
@@ -21,13 +23,14 @@ from scipy.stats import t
 
 from bench.harness import ROOT, Case, Row
 from bench.table import table
+from bench.validation.sources import inputs_of
 from trainer.scaling.curve.axis import DRIFT, axis_of
 from trainer.scaling.curve.fit import fit_curve
 from trainer.scaling.curve.points import checked, last_error
 from trainer.scaling.curve.sigmoid import Curve, Estimate
-from trainer.scaling.reading.read import read_inputs
 
 OPTIONS = {
+    "sources": ((), "folders of finished runs; without them those of docs/study*"),
     "loads": (0, "random loads of a simulated machine for each run of docs/study; 0: the recorded runs"),
     "rates": (False, "print the likelihood of spreads of the rate ahead"),
 }
@@ -40,12 +43,11 @@ BINS = (0.0, 0.05, 0.1, DRIFT, 0.2, 0.3, 9.0)  # of the spread of a run's rates
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run at both shares; of a simulated machine, every load of every run."""
-    for file in sorted(ROOT.glob(f"docs/study{'' if options.loads else '*'}/curves.csv.gz")):
-        for i, reading in enumerate(read_inputs([str(file)])):
-            name = f"{file.parent.name}, {reading.curve.name.rpartition(' ')[2]}"
-            for seed, share in product(range(options.loads or 1), SHARES):
-                run = loaded(reading.curve, [i, seed]) if options.loads else reading.curve
-                yield f"{name}, {seed}, {share:.0%}", partial(measure, file.parent.name, run, share)
+    studies = sorted(ROOT.glob(f"docs/study{'' if options.loads else '*'}/curves.csv.gz"))
+    for i, (source, _, reading) in enumerate(inputs_of(options.sources or list(map(str, studies)), "")):
+        for seed, share in product(range(options.loads or 1), SHARES):
+            run = loaded(reading.curve, [i, seed]) if options.loads else reading.curve
+            yield f"{source}, {run.name}, {seed}, {share:.0%}", partial(measure, source, run, share)
 
 
 def loaded(curve: Curve, seed: Sequence[int]) -> Curve:
@@ -80,10 +82,18 @@ def measure(source: str, run: Curve, share: float) -> Row | None:
     hours, flops = (numbers(fit.evaluation(noisy), end.pass_rate) for fit in fits)
     ahead = (end.flops / points[-1].flops - 1) / (end.compute / points[-1].compute - 1)
     error = float(np.log(ahead / np.median(axis.ahead)))
-    return {"source": source, "share": share, "hours": hours, "FLOPs": flops} | {
-        "spread": axis.spread,
-        "error of rate": error,
-    }
+    return {
+        "source": source, "share": share, "hours": hours, "FLOPs": flops, "in FLOPs": in_flops(run, share),
+        "spread": axis.spread, "error of rate": error,
+    }  # fmt: skip
+
+
+def in_flops(run: Curve, share: float) -> list[float]:
+    """The numbers of the last evaluation's forecast from a share of the FLOPs, at its FLOPs."""
+    points = tuple(replace(p, compute=p.flops, flops=0.0) for p in run.points)
+    end = replace(points[-1], pass_rate_se=last_error(run.points))
+    seen = tuple(p for p in points if p.compute <= share * end.compute)
+    return numbers(fit_curve(replace(run, points=seen)).evaluation(end), end.pass_rate)
 
 
 def numbers(predicted: Estimate, measured: float) -> list[float]:
@@ -103,9 +113,13 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
             fitted = [row["FLOPs" if row["spread"] > DRIFT else "hours"] for row in shown]
             drifted = str(sum(row["spread"] > DRIFT for row in shown))
             hours = [row["hours"] for row in shown]
-            lines.append([source, f"{share:.0%}", str(len(shown)), drifted, *_cells(hours, fitted)])
+            counts = [source, f"{share:.0%}", str(len(shown)), drifted]
+            error, holds, _ = np.array([row["in FLOPs"] for row in shown]).T
+            last = f"{np.median(error):.3f}, {holds.mean():.2f}"
+            lines.append([*counts, *_cells(hours, fitted), last])
     names = ("error", "error, mean", "90 % holds", "width")
-    parts = [table(["source", "forecast from", "runs", "of these on FLOPs", *names], lines)]
+    first = ("source", "forecast from", "runs", "of these on FLOPs")
+    parts = [table([*first, *names, "in FLOPs: error, holds"], lines)]
     lines = []
     for low, high in pairwise(BINS):
         if shown := [row for row in rows if low < row["spread"] <= high]:

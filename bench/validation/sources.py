@@ -8,9 +8,7 @@ from the other sources alone (curve/average.py: the weight of a gain). For each 
 with which its forecasts have the least CRPS; the mean over sources is learned, with none as one of them.
 The line `folders` is of all sources that are folders of CSV files: runs of other trainers.
 Carried on: the mean of the last 5 evaluations seen, a quarter of them at most. --record writes what is
-learned from all sources to trainer/scaling/curve/population.json.
-
-The second table compares laws on the same runs: each law of the average alone, and least squares.
+learned from all sources to trainer/scaling/curve/population.json. validation.literature compares laws.
 """
 
 import json
@@ -25,14 +23,13 @@ import numpy as np
 from bench.harness import ROOT, Case, Row
 from bench.table import number, table
 from trainer.config import ConfigError
-from trainer.scaling.curve.average import DEFAULT, LAWS, LawDraws, gain_weights, resampled
+from trainer.scaling.curve.average import DEFAULT, LawDraws, gain_weights, resampled
 from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.curve.paper import NAMES, fit_family
-from trainer.scaling.curve.points import MIN_POINTS, averaged, checked, last_error
-from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint
+from trainer.scaling.curve.points import last_error
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 from trainer.scaling.forecast import backtest
 from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.reading.read import read_inputs
+from trainer.scaling.reading.read import Reading, read_inputs
 
 OPTIONS = {"sources": ((), "folders of CSV files, or other inputs of several runs")}
 PARALLEL = True
@@ -64,20 +61,32 @@ HEAD = (
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run of every source, at each share of its compute."""
-    for source in options.sources:
+    for name, folder, reading in inputs_of(options.sources):
+        run = reading.curve
+        for share in SHARES:
+            yield f"{name}, {run.name}, {share:.0%}", partial(measure, name, folder, run, share)
+
+
+def inputs_of(
+    sources: Sequence[str], ours: str = "@compute=compute/flops"
+) -> Iterator[tuple[str, bool, Reading]]:
+    """The name of each run's source, whether that is a folder, and the run. ConfigError: there is none.
+
+    A folder may hold finished runs of ours, which are read as `ours` says.
+    """
+    for source in sources:
         path = Path(source)
-        inputs = sorted(map(str, path.glob("*.csv"))) if path.is_dir() else [source]
-        name = path.name if path.is_dir() else Path(source.partition("/curves.csv.gz")[0]).name
-        for reading in read_inputs(inputs, ReadOptions()):
-            for share in SHARES:
-                run = reading.curve
-                yield f"{name}, {run.name}, {share:.0%}", partial(measure, name, path.is_dir(), run, share)
-    if not options.sources:
-        raise ConfigError("validation.sources: there is no source; expected folders of CSV files, one a run")
+        folder, name = path.is_dir(), Path(source.partition("/curves.csv.gz")[0]).name
+        runs = [str(file) for file in sorted(path.glob("*.csv"))]
+        runs += [f"{file.parent}{ours}" for file in sorted(path.glob("*/ended.json"))]
+        for reading in read_inputs(runs if folder else [source], ReadOptions()):
+            yield name, folder, reading
+    if not sources:
+        raise ConfigError("there is no source; expected folders of CSV files, one a run")
 
 
 def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
-    """A run's forecasts by each weight and each law, beside its end; without them if it is too short."""
+    """A run's forecasts by each weight, beside its end; without them if it is too short."""
     last = curve.points[-1].compute
     test = backtest(curve, share * last)
     row: Row = {"source": source, "folder": folder, "run": curve.name, "share": share, "forecast": False}
@@ -91,8 +100,7 @@ def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
     ]
     fit, truth = fit_curve(seen, prior=replace(DEFAULT, gain=0.0)), test.level.measured
     row |= {"forecast": test.predictable, "truth": truth, "carried": test.carried}
-    row["by_gain"] = [scored(weighted(fit, a), noisy, truth) for a in GAINS]
-    return row | {"laws": laws(fit, seen, noisy)}
+    return row | {"by_gain": [scored(weighted(fit, a), noisy, truth) for a in GAINS]}
 
 
 def weighted(fit: Fit, a: float) -> Fit:
@@ -108,23 +116,6 @@ def scored(fit: Fit, points: Sequence[EvalPoint], truth: float) -> list[float]:
     e, x = fit.level(points), np.sort(fit.level_draws(points))
     spread = float(x @ (2 * np.arange(len(x)) - len(x) + 1)) / len(x) ** 2  # half the mean distance of two
     return [e.value, e.low, e.high, float(np.abs(x - truth).mean()) - spread]
-
-
-def laws(fit: Fit, seen: Curve, points: Sequence[EvalPoint]) -> dict[str, float]:
-    """The points' mean by each law alone: the median of its draws, and least squares."""
-    compute = [p.compute for p in points]
-    by_law: dict[str, list[Array]] = {}
-    for part in fit.forecast.parts:
-        if isinstance(part, LawDraws):
-            rewards = np.clip(part.reward(compute), 0, 1).mean(1)
-            by_law.setdefault(LAWS[part.family.law], []).append(rewards)
-    values = {name: float(np.median(np.concatenate(x))) for name, x in by_law.items()}
-    data = averaged(checked(seen))
-    if len(data.compute) >= MIN_POINTS:
-        for name in NAMES:
-            rewards = fit_family(name, data, np.array(compute))[1]
-            values[f"{name}, least squares"] = float(np.clip(rewards, 0, 1).mean())
-    return values
 
 
 def learned(rows: Sequence[Row]) -> float:
@@ -149,7 +140,7 @@ def best(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def describe(head: Row, runs: Sequence[Row]) -> str:
-    """A row for each source and share, all of them, and the laws."""
+    """A row for each source and share, and for all of them."""
     sources = list(dict.fromkeys(row["source"] for row in runs))
     gains = {name: learned([row for row in runs if row["source"] != name]) for name in sources}
     lines = []
@@ -157,13 +148,8 @@ def describe(head: Row, runs: Sequence[Row]) -> str:
         for share in SHARES:
             its = [row for row in runs if row["share"] == share and name in _names(row)]
             lines.append(_line(name, share, its, gains))
-    return "\n\n".join(
-        [
-            table(HEAD, lines),
-            f"Weight of a gain, by what is best for each source: {best(runs)}; of all: {learned(runs):.2f}.",
-            _laws(runs, gains),
-        ]
-    )
+    what = f"Weight of a gain, by what is best for each source: {best(runs)}; of all: {learned(runs):.2f}."
+    return f"{table(HEAD, lines)}\n\n{what}"
 
 
 def _names(row: Row) -> set[str]:
@@ -178,7 +164,7 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float])
         f"{share:.0%}",
         str(len(rows)),
         str(len(shown)),
-        f"{GAINS[_nearest(gains[name])]:.2f}" if name in gains else "",
+        f"{GAINS[nearest(gains[name])]:.2f}" if name in gains else "",
     ]
     if not shown:
         return [*counts, *"––––"]
@@ -192,31 +178,12 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float])
 
 def _forecast(row: Row, gains: dict[str, float]) -> list[float]:
     """The run's forecast by what the other sources say."""
-    return list(row["by_gain"][_nearest(gains[row["source"]])])
+    return list(row["by_gain"][nearest(gains[row["source"]])])
 
 
-def _nearest(a: float) -> int:
+def nearest(a: float) -> int:
     """The index in GAINS of the weight that is used for a."""
     return int(np.abs(np.array(GAINS) - a).argmin())
-
-
-def _laws(runs: Sequence[Row], gains: dict[str, float]) -> str:
-    """Median and mean |error| of each law, over the runs for which all of them have a forecast."""
-    full = max((len(row["laws"]) for row in runs if "laws" in row), default=0)
-    lines = []
-    for share in SHARES:
-        its = [row for row in runs if row["share"] == share and len(row.get("laws", ())) == full]
-        if not its:
-            continue
-        values = {name: [row["laws"][name] for row in its] for name in its[0]["laws"]}
-        values["all laws, averaged"] = [row["by_gain"][0][0] for row in its]
-        values["the same, weighted by other sources"] = [_forecast(row, gains)[0] for row in its]
-        values["carried on"] = [row["carried"] for row in its]
-        truth = np.array([row["truth"] for row in its])
-        for name, x in values.items():
-            e = np.abs(np.array(x) - truth)
-            lines.append([name, f"{share:.0%}", str(len(its)), f"{np.median(e):.3f}", f"{e.mean():.3f}"])
-    return table(("law", "forecast from", "runs", "median error", "mean error"), lines)
 
 
 def publish(head: Row, runs: Sequence[Row]) -> None:

@@ -132,6 +132,7 @@ def test_the_table_of_the_axis_counts_drifted_runs_on_flops_and_others_on_hours(
         "spread": 0.3,
         "hours": [0.1, 0.0, 0.2],
         "FLOPs": [0.02, 1.0, 0.3],
+        "in FLOPs": [0.01, 1.0, 0.1],
     }
     rows = [drifted, drifted | {"spread": 0.1, "hours": [0.3, 1.0, 0.2]}]
     first, *_ = [
@@ -139,6 +140,7 @@ def test_the_table_of_the_axis_counts_drifted_runs_on_flops_and_others_on_hours(
     ]
     assert cells(first)[:4] == ["study", "50%", "2", "1"]
     assert cells(first)[4:7] == ["0.200 → 0.160", "0.200 → 0.160", "0.50 → 1.00"]
+    assert cells(first)[8] == "0.010, 1.00"
 
 
 def test_the_best_group_size_is_where_neither_side_is_better_and_the_table_counts_what_holds() -> None:

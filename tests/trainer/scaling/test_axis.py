@@ -137,8 +137,8 @@ def test_each_draw_goes_on_at_its_own_rate() -> None:
     assert (ahead.low, ahead.high) == (0.5, 2.0)
 
 
-def test_the_rate_ahead_is_that_of_the_last_third_as_uncertain_as_the_rates_were() -> None:
-    """3 FLOPs an hour for 8 hours, then 1.5 for 4: 30 in 12 hours, 2.5 an hour."""
+def test_the_rate_ahead_is_between_the_last_thirds_and_the_runs_as_uncertain_as_the_rates_were() -> None:
+    """3 FLOPs an hour for 8 hours, then 1.5 for 4: 30 in 12 hours, 2.5 an hour, and 24 in the last 10."""
     points = [EvalPoint(i, float(i), 0.1, 0.01, 3.0 * min(i, 8) + 1.5 * max(i - 8, 0)) for i in range(1, 13)]
     axis = axis_of(checked(curve_of("run", "core-hours", points)))
     assert axis and axis.rates == pytest.approx([1.2, 1.2, 1.2, 0.6, 0.6])
@@ -146,8 +146,9 @@ def test_the_rate_ahead_is_that_of_the_last_third_as_uncertain_as_the_rates_were
     a, b, dof = RATE
     reach = math.sqrt(a**2 + b * axis.spread**2) * t.ppf(0.005 + 0.99 * 0.95, dof)
     ahead = axis.rate_ahead(0.9)
+    value = math.sqrt(0.6 * 2.4 / 2.5)
     assert (ahead.value, ahead.low, ahead.high) == pytest.approx(
-        (0.6, 0.6 * math.exp(-reach), 0.6 * math.exp(reach)), rel=0.01
+        (value, value * math.exp(-reach), value * math.exp(reach)), rel=0.01
     )
 
 
@@ -157,6 +158,15 @@ def test_a_gap_is_not_the_pace_ahead() -> None:
     points = [EvalPoint(i, c, 0.1, 0.01, i / 4) for i, c in enumerate(hours, 1)]
     axis = axis_of(checked(curve_of("run", "core-hours", points)))
     assert axis and axis.rate_ahead(0.9).value == pytest.approx(6 / 5, rel=0.01)
+
+
+def test_a_gap_as_short_as_the_distance_of_evaluations_counts_by_half() -> None:
+    """1 an hour, but for a quarter of one: 6/7 of the last third, 16.5/17.5 of the last five sixths."""
+    hours = [i / 4 + (i > 16) / 4 for i in range(1, 21)]
+    points = [EvalPoint(i, c, 0.1, 0.01, i / 4) for i, c in enumerate(hours, 1)]
+    axis = axis_of(checked(curve_of("run", "core-hours", points)))
+    pace = math.sqrt(6 / 7 * 16.5 / 17.5)
+    assert axis and axis.rate_ahead(0.9).value == pytest.approx(pace * 5.25 / 5, rel=0.01)
 
 
 def test_the_output_the_live_forecast_and_the_page_say_so(

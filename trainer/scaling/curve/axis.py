@@ -8,11 +8,12 @@ the device-hours (the first holds the start of the engines). Up to DRIFT forecas
 
 Forecasts are of device-hours all the same, since these are the cost. On the axis of work, FLOPs are given in
 device-hours at the run's mean rate, so that both axes end at the same compute. Ahead of the data a
-device-hour does the work of the last third's, times a factor that differs from draw to draw. One
-interval between evaluations that did less than half of an hour's work of any other does not count: a gap,
-such as that of a resume, is not the pace ahead. The factor's logarithm
-has Student's t distribution, without the outer 1 %, with the scale √(a² + b spread²). a, b and the degrees of
-freedom, RATE, are the likeliest for the runs of docs/study* (the same command with --rates).
+device-hour does the work of the geometric mean of two rates, the last third's and the last five sixths', as
+other work comes and goes. In neither counts one interval between evaluations that did less than half of an
+hour's work of any other: a gap, such as that of a resume. The rate ahead is that mean times a factor that
+differs from draw to draw. Its logarithm has Student's t distribution, without the outer 1 %, with the scale
+√(a² + b spread²). a, b and the degrees of freedom, RATE, are the likeliest for the runs of docs/study*
+(--rates).
 """
 
 from __future__ import annotations
@@ -84,15 +85,14 @@ def axis_of(data: Data) -> Axis | None:
     sixths = np.interp(np.linspace(0.0, hours[-1], 7), hours, work)
     rates = np.maximum(np.diff(sixths)[1:] * 6 / hours[-1], 1e-9)
     axis, (a, b, dof) = Axis(hours, work, rates, np.ones(1)), RATE
-    factors = np.exp(
-        math.hypot(a, math.sqrt(b) * axis.spread) * stdtrit(dof, np.linspace(0.005, 0.995, DRAWS))
-    )
-    return replace(axis, ahead=_pace(hours, work) * np.random.default_rng(1).permutation(factors))
+    scale, at = math.hypot(a, math.sqrt(b) * axis.spread), np.linspace(0.005, 0.995, DRAWS)
+    factors = np.random.default_rng(1).permutation(np.exp(scale * stdtrit(dof, at)))
+    return replace(axis, ahead=factors * math.sqrt(_rate(hours, work, 2 / 3) * _rate(hours, work, 1 / 6)))
 
 
-def _pace(hours: Array, work: Array) -> float:
-    """Work per device-hour in the last third, (1 + n,) each, without one interval that is a gap."""
-    late = hours[1:] > 2 / 3 * hours[-1]
+def _rate(hours: Array, work: Array, start: float) -> float:
+    """Work per device-hour from a share of the hours on, (1 + n,) each, without an interval that is a gap."""
+    late = hours[1:] > start * hours[-1]
     spent, done = np.maximum(np.diff(hours)[late], 1e-9), np.diff(work)[late]
     slowest, *others = np.argsort(done / spent)
     if others and done[slowest] / spent[slowest] < (done / spent)[others].min() / 2:
