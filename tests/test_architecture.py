@@ -60,13 +60,16 @@ CEILINGS = {
     # 19 forward KL over a teacher's top-k
     # 8 one card
     # 15 `view`, 2 Trackio
-    "trainer": 2_230,  # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for, 47 one command; 5 experts
+    # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for,
+    # 47 one command; 5 experts
+    "trainer": 2_230,
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
     # 138 a teacher behind a URL: its answers checked, in batch and journal
     # 33 what the learner said of tokens, in the journal
-    "controller": 3_029,  # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
+    "controller": 3_029,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -78,7 +81,9 @@ CEILINGS = {
     # 8 what was computed until each evaluation, and the rest of the run at the rate ahead
     # 7 a resumed run goes on in its run of W&B
     # 8 wrong answers alone
-    "launcher": 1_987,  # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes, 9 steps without a signal
+    # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes,
+    # 9 steps without a signal
+    "launcher": 1_987,
     "accounting": 399,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
