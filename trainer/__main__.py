@@ -26,8 +26,16 @@ examples:
   sigmoid-rl train --recipe tiny          # a model of 160,000 parameters learns to calculate
   sigmoid-rl predict runs/tiny-0 --at 1   # how high that run would end with one core-hour
 
-sigmoid-rl --completion prints what makes bash complete commands: eval "$(sigmoid-rl --completion)"
+sigmoid-rl --completion SHELL prints what makes bash, zsh or fish complete commands:
+  eval "$(sigmoid-rl --completion bash)"        # in ~/.bashrc; zsh: the same with zsh, in ~/.zshrc
+  sigmoid-rl --completion fish | source         # in ~/.config/fish/config.fish
 """
+COMPLETION = {  # after the commands, files
+    "bash": "complete -o default -W '{}' sigmoid-rl",
+    "zsh": "autoload -U compinit; compinit; "
+    'compdef \'_arguments "1:command:({})" "*:file:_files"\' sigmoid-rl',
+    "fish": "complete -c sigmoid-rl -n __fish_use_subcommand -f -a '{}'",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         listed = "\n".join(f"  {key:10} {text}" for key, text in about.items())
         print(f"usage: sigmoid-rl COMMAND ...\n\n{listed}\n{EXAMPLES}", end="")
         return 0
-    if name == "--completion":
-        print(f"complete -o default -W '{' '.join(about)}' sigmoid-rl")
+    if name == "--completion" and (shell := (words or ["bash"])[0]) in COMPLETION:
+        print(COMPLETION[shell].format(" ".join(about)))
         return 0
     if name not in about:
         meant = get_close_matches(name, about, n=1)

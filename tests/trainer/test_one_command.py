@@ -1,7 +1,7 @@
 """Promises of `sigmoid-rl`: every command of the project by one name, installed with the package."""
 
+import re
 import signal
-import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.__main__ import COMMANDS, main
+from trainer.__main__ import COMMANDS, CURVE, main
 
 
 def test_it_is_installed_with_the_package() -> None:
@@ -17,15 +17,20 @@ def test_it_is_installed_with_the_package() -> None:
     assert script.load() is main
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "fit", "report"])
-def test_each_command_explains_itself(name: str) -> None:
-    """But doctor, which takes nothing."""
-    if name == "doctor":
-        assert callable(import_module(COMMANDS[name][0]).main)
-        return
-    command = [sys.executable, "-m", "trainer", name, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: ") and len(done.stdout.splitlines()) > 5
+@pytest.mark.parametrize("name", [*COMMANDS, *import_module(CURVE).COMMANDS])
+def test_each_command_explains_itself_with_two_examples(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sigmoid-rl", name, "--help"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        assert main() == 0
+    except SystemExit as e:
+        assert not e.code
+    text = capsys.readouterr().out
+    assert (
+        text.startswith("usage: ") and len(re.findall(r"(?m)^ +(?:sigmoid-rl|python -m trainer)", text)) >= 2
+    )
 
 
 def test_help_and_completion_name_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +38,9 @@ def test_help_and_completion_name_every_command(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert main(["--completion"]) == 0
     words = capsys.readouterr().out.partition("'")[2].partition("'")[0].split()
+    for shell in ("zsh", "fish"):
+        assert main(["--completion", shell]) == 0 and " ".join(words) in capsys.readouterr().out
+    assert main(["--completion", "csh"]) == 2 and "--completion" in capsys.readouterr().err
     assert {*COMMANDS, "fit", "compare", "predict", "plan", "report", "across"} <= set(words)
     assert all(f"\n  {word} " in text for word in words)
 

@@ -1,4 +1,10 @@
-"""`python -m trainer.models.merge ADAPTER OUT`: a whole model from a base and an adapter in PEFT's format."""
+"""A whole model from a base and an adapter in PEFT's format.
+
+  python -m trainer.models.merge runs/lora-0/checkpoints/step-000100/adapter merged
+  python -m trainer.models.merge my-adapter merged --base ./my-base      the base lies elsewhere
+
+The adapter is one of a run's checkpoints, or a plain LoRA that `peft` has saved.
+"""
 
 import argparse
 import sys
@@ -37,7 +43,10 @@ def merge(folder: Path, out: Path, base: str = "") -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0, or 2 with one line for what cannot be merged."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.models.merge", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.models.merge", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument(
         "adapter", type=Path, help="folder with adapter_config.json, adapter_model.safetensors"
     )

@@ -26,7 +26,7 @@ from trainer.scaling.layout import short_names
 from trainer.view.state import RunState, open_run
 
 TOKEN = "SIGMOID_RL_TOKEN"  # environment variable, as for `sigmoid-rl serve`
-NICE = 5  # the cores belong to the training
+NICE = 10  # the cores belong to the training
 
 
 def main(argv: Sequence[str] | None = None) -> int:
