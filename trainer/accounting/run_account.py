@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.roles import role_kind
 
-NOT_WORK = ("idle", "start-up", "evaluate")  # states of a role in which it does nothing for training
+NOT_WORK = ("idle", "start-up", "shut-down", "evaluate")  # states in which a role does nothing for training
 
 
 @dataclass(frozen=True, slots=True)

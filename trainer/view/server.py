@@ -13,6 +13,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from trainer.view.tokens import group_view
 READ_S = 0.05  # of the journal at once, between requests
 LOOK_S = 1.0  # between looks for something new
 REPORT_S, REPORT_SHARE = 10.0, 0.05  # least time between two drawings, and largest share of a core for them
+PACKAGES = Path(__file__).parents[2]  # the folder of `trainer` and `kernels`
 LAST = 19  # the priority of later drawings: after everything else
 ROWS = 50  # of the table in one answer
 HEADERS = {
@@ -148,14 +150,21 @@ class View:
     async def _draw(self) -> None:
         """Draw the report in a process of its own, so that no answer waits for the fits."""
         began, folders = time.monotonic(), [str(run.folder) for run in self.runs]
-        command = sys.executable, "-m", "trainer.view.page", *folders
-        self._painter = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        # -P and the package's own folder: a folder `trainer` where the user looks at runs is not imported.
+        command = sys.executable, "-P", "-m", "trainer.view.page", *folders
+        path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path}
+        self._painter = await asyncio.create_subprocess_exec(
+            *command, stdout=PIPE, env=environment, start_new_session=True
+        )
         if self._reports:  # nobody waits for it
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._painter.pid, LAST)
         text, _ = await self._painter.communicate()
-        if not text:
-            text = note("The curve could not be drawn; the terminal says why.").encode()
+        if not text:  # an older curve stays, and it is tried again
+            self._size = -1
+            why = f"The curve could not be drawn (exit code {self._painter.returncode}); it is tried again."
+            text = self._report.encode() or note(why).encode()
         self._report, self._reports = text.decode(), self._reports + 1
         now = time.monotonic()
         self._due = now + max(REPORT_S, (now - began) / REPORT_SHARE)

@@ -253,7 +253,7 @@ def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
     fakes: None, tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test_recorder.make(tmp_path).close()
-    (tmp_path / "config.yaml").write_text(to_yaml(CONFIG))
+    (tmp_path / "config.yaml").write_text(to_yaml(having(CONFIG, engine={"max_new_tokens": 100})))
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "controller.json").write_text('{"version": 1}')
     monkeypatch.delattr("trainer.models.resolve._download")

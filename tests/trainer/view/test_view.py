@@ -44,7 +44,13 @@ def test_only_the_token_opens_it_and_no_path_leads_out(tmp_path: Path) -> None:
             assert ask(port, f"/api/groups?{query}", **BEARER)[0] == 400, query
 
 
-def test_it_answers_with_the_runs_their_groups_and_the_curve(tmp_path: Path) -> None:
+def test_it_answers_with_the_runs_their_groups_and_the_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trainer" / "view").mkdir(parents=True)  # a module where the user is must not be run
+    for name in ("__init__.py", "view/__init__.py", "view/page.py"):
+        (tmp_path / "trainer" / name).write_text("print('another curve')")
+    monkeypatch.chdir(tmp_path)
     with serving(opened(write_view_run(tmp_path / "a"), write_view_run(tmp_path / "b"))) as port:
         first, second = ask(port, "/api/runs", **BEARER)[1]["runs"]
         assert (first["name"], second["name"], first["step"], first["steps"]) == ("a", "b", 60, 60)

@@ -15,7 +15,7 @@
     generate: "var(--c0)", forward_backward: "var(--c0)", loss_head: "var(--c0)", attention: "var(--c0)",
     score: "var(--c4)", optimizer: "var(--c2)", pack: "var(--c4)",
     publish: "var(--c5)", weight_update: "var(--c5)", evaluate: "var(--c3)", checkpoint: "var(--c1)",
-    "start-up": "var(--c6)", tools: "var(--c6)", idle: "var(--idle)",
+    "start-up": "var(--c6)", "shut-down": "var(--c6)", tools: "var(--c6)", idle: "var(--idle)",
   };
   const stateColour = (state) => STATES[state] ?? "var(--c1)";
   const spaced = (name) => name.replaceAll("_", " ");
