@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.harness import Case, Row, median_and_range
 from bench.table import table
+from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 
 OPTIONS: dict[str, Any] = {
@@ -38,6 +39,9 @@ POLL_S = 2.0  # as the page
 
 def cases(options: Namespace) -> Iterator[Case]:
     """The runs."""
+    if options.blocks < 4 or options.blocks % 2 or options.steps < 2:
+        values = f"--blocks {options.blocks} --steps {options.steps}"
+        raise ConfigError(f"{values}: expected an even number of blocks from 4 on, of 2 steps or more")
     for seed in range(options.rounds):
         yield f"run {seed + 1}", partial(train, seed, options)
 

@@ -193,7 +193,7 @@ class Ledger:
 
     def _kinds(self, until: float) -> dict[tuple[str, str], float]:
         """Unsettled wall seconds by (role, kind). Idle time in "total" is counted under "idle" as well."""
-        began = self._training_began
+        began, ended = self._training_began, self._training_ended
         queues = {role: deque(spans) for role, spans in self._open.items()}
         for role in queues:
             last = self._last.get(role, Span(role, "start-up", 0.0, 0.0))
@@ -201,7 +201,8 @@ class Ledger:
                 known = until if began is None or last.start > began else max(last.end, min(began, until))
                 queues[role].append(last._replace(start=last.end, end=known))
                 queues[role].append(Span(role, "unknown", known, until))
-        cuts = {t for spans in queues.values() for s in spans for t in s[2:]} | {until, began or 0.0}
+        cuts = {t for spans in queues.values() for s in spans for t in s[2:]}
+        cuts |= {until, began or 0.0, ended}
         booked: dict[tuple[str, str], float] = defaultdict(float)
         for start, end in pairwise(sorted(t for t in cuts if self._settled_until <= t <= until)):
             states = {}
@@ -214,7 +215,7 @@ class Ledger:
                 kind = "total"
                 if state == "evaluate" or (state == "idle" and "evaluate" in states.values()):
                     kind = "evaluation"
-                elif state in ("start-up", "shut-down") or began is None or start < began:
+                elif state in ("start-up", "shut-down") or began is None or not began <= start < ended:
                     kind = "startup"
                 elif state == "idle":
                     booked[role, "idle"] += end - start

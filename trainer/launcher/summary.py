@@ -93,7 +93,7 @@ def summary_text(
 def graded(run_dir: Path) -> list[float]:
     """The held-out rewards of a scorer with grades, whose mean says more than the pass rate; else none."""
     rows = list(read_lines(run_dir / "metrics.jsonl")) if (run_dir / "metrics.jsonl").is_file() else []
-    rows = [row for row in rows if row.get("eval/mean_reward") is not None]
+    rows = [r for r in rows if None not in (r.get("eval/mean_reward"), r.get("eval/pass_rate"))]
     pairs = [(row["eval/mean_reward"], row["eval/pass_rate"]) for row in rows]
     plain = all(min(abs(r - p), abs(r - (2 * p - 1))) < 1e-6 for r, p in pairs)  # 0 or 1, or −1 or 1
     return [] if plain else [r for r, _ in pairs]

@@ -166,6 +166,7 @@ class Rollouts:
     def _drop(self, path: Path) -> None:
         """Forget a file and its groups."""
         del self.read[path]
+        self.damaged = [line for line in self.damaged if not line.startswith(f"{path.name},")]
         for group_id in [i for i in self.entries if i // SEGMENT_GROUPS == int(path.stem)]:
             del self.entries[group_id]
 
@@ -211,9 +212,12 @@ class Rollouts:
             entry.learned, entry.advantages = place, record["advantages"]
 
     def _finished(self, record: Mapping[str, Any], place: tuple[Path, int, int]) -> None:
+        lists = [record[x] for x in LISTS]
+        if len({len(x) for x in (record["lengths"], *lists)}) > 1:
+            raise ValueError("expected as many of each as the group has rollouts")
         entry = self._entry(record["finished"])
         entry.lengths, entry.finished = record["lengths"], place
-        entry.rewards, entry.outcomes, entry.truncated, entry.interrupted = (record[x] for x in LISTS)
+        entry.rewards, entry.outcomes, entry.truncated, entry.interrupted = lists
         entry.prompt, entry.task = record.get("prompt", ""), record.get("task", "")
         entry.answer = record.get("answer")
 

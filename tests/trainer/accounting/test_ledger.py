@@ -131,6 +131,7 @@ def test_the_seconds_in_which_the_processes_end_are_none_of_the_curves(
 ) -> None:
     ledger.end_training(1041.0)
     ledger.add(Spans("engine", (("generate", 1040.0, 1042.0), ("idle", 1042.0, 1043.0))))
+    assert seconds(ledger.compute(1045.0))[0] == 35 + 2
     ledger.close(tmp_path, 1050.0)
     assert seconds(ledger.compute()) == [35 + 2, 23, 22 + 2 * 9]
     roles = json.loads((tmp_path / "ledger.json").read_text())["roles"]

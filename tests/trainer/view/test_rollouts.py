@@ -85,11 +85,23 @@ def test_a_line_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     lines = file.read_bytes().splitlines(keepends=True)
     cut = next(i for i, line in enumerate(lines) if line.startswith(b'{"finished": 2'))
     lines[cut : cut + 1] = [lines[cut][:80] + b"\n", b"7\n", b'{"finished": 9}\n', b'{"learned": []}\n']
+    wrong = {
+        "finished": 8,
+        "lengths": 5,
+        "reward": [1.0],
+        "outcome": [""],
+        "truncated": [0],
+        "interrupted": [0],
+    }
+    lines.append(json.dumps(wrong).encode() + b"\n")
     file.write_bytes(b"".join(lines))
     (run,) = opened(tmp_path / "run")
-    assert ids(run.rollouts) == [5, 4, 3, 1, 0] and len(run.rollouts.damaged) == 3
-    assert "3 lines of the journal cannot be read" in run.view()["warnings"][-1][1]
+    assert ids(run.rollouts) == [5, 4, 3, 1, 0] and len(run.rollouts.damaged) == 4
+    assert "4 lines of the journal cannot be read" in run.view()["warnings"][-1][1]
     assert "000000.jsonl, byte" in run.view()["warnings"][-1][1]
+    file.unlink()
+    run.rollouts.update(60.0)
+    assert run.rollouts.damaged == []
 
 
 def test_pruned_files_leave_the_table_and_break_no_search(tmp_path: Path) -> None:
