@@ -28,7 +28,7 @@ from trainer.roles import adopt_orphans, signal_at_death_of_parent
 from trainer.verifiers.channel import DETACHED, ONE_THREAD
 from trainer.verifiers.code_runner import Channel
 
-START_S = 120.0  # limit for the fork server to import a user's code
+START_S, SLOW_S = 120.0, 5.0  # limit for the fork server to import a user's code; from when on it is said
 READY = b"ready"
 SLOT_BYTES = 4
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -91,18 +91,26 @@ class ForkServer:
                 server = subprocess.Popen(command, env=environment, pass_fds=[int(fd)], **DETACHED)
             except OSError as e:
                 raise ConfigError(f"{self._label}: cannot start its interpreter: {e}") from e
-        ours.settimeout(START_S)
-        try:
-            reply = ours.recv(65536)
-        except TimeoutError:
-            reply = f"{self._label}: no import within {START_S:g} s".encode()
-        if reply != READY:
+        if (reply := self._reply(ours)) != READY:
             ours.close()
             _end(server)
             needs = f"Python with NumPy and sigmoid-rl: {self._python}"
             died = f"{self._label}: the fork server died at its start ({needs})"
             raise ConfigError(reply.decode() or died)
         return server, ours
+
+    def _reply(self, control: socket.socket) -> bytes:
+        """The message of a fork server that has imported the user's code, or has not."""
+        control.settimeout(SLOW_S)
+        try:
+            return control.recv(65536)
+        except TimeoutError:
+            self._note(f"{self._label}: its import takes more than {SLOW_S:g} s; waiting up to {START_S:g} s")
+        control.settimeout(START_S - SLOW_S)
+        try:
+            return control.recv(65536)
+        except TimeoutError:
+            return f"{self._label}: no import within {START_S:g} s".encode()
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
@@ -118,12 +126,14 @@ def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
     """Serve the pool on socket `fd` until it closes, then kill every worker."""
     control = socket.socket(fileno=fd)
     module, _, name = program.partition(":")
+    signal_at_death_of_parent(signal.SIGKILL)  # the import may hang, and watches no socket
     try:
         serve: Serve = getattr(import_module(module), name)(*arguments)
     except Exception as e:  # the pool raises it in the controller
         error = str(e) if isinstance(e, ConfigError) else f"{label}: {type(e).__name__}: {e}"
         control.sendall(error.encode())
         return
+    signal_at_death_of_parent(0)  # which is the death of the thread that started it; the socket says the end
     control.sendall(READY)
     adopt_orphans()
     workers: dict[bytes, int] = {}

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,3 +243,41 @@ def test_a_wrong_import_is_refused_at_the_start(user_module: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             VerifierPool(VerifierConfig(kind=kind))
         assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+HANGING = """
+import sys, trainer.verifiers.fork_server as fork_server
+from trainer.config import VerifierConfig
+from trainer.verifiers.pool import VerifierPool
+fork_server.SLOW_S = 1.0
+VerifierPool(VerifierConfig(kind="hanging_rewards:judge"), lambda text: print(text, flush=True))
+"""
+
+
+def test_a_scorer_whose_import_hangs_is_named_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "hanging_rewards.py").write_text(
+        f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert "verifier.kind hanging_rewards:judge: its import takes more than 1 s" in run.stdout.readline()
+        run.terminate()
+    assert ended(int(pid.read_text()))
+
+
+def ended(pid: int, limit_s: float = 30.0) -> bool:
+    """True once the process has ended."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # whoever adopts it may not reap it
+            return True
+        time.sleep(0.05)
+    return False
