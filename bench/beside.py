@@ -1,6 +1,6 @@
 """`sigmoid-rl view` beside a training: does the training get slower? In turns, within a run. [5 min]
 
-  python -m bench beside                        a run of `tiny` with 16 blocks of 10 steps
+  python -m bench beside                        a run of `tiny`, 400 steps, in 40 blocks
 
 In every other block a page is open that asks as the browser's does: the runs and the newest rollouts every
 2 s, and the curve whenever it has been drawn anew; in the others the server is stopped. A pair is two
@@ -30,7 +30,7 @@ from trainer.jsonl import read_lines
 
 OPTIONS: dict[str, Any] = {
     "rounds": (1, "runs"),
-    "blocks": (16, "of a run, an even number"),
+    "blocks": (40, "of a run, an even number"),
     "steps": (10, "of a block"),
     "recipe": ("tiny", "of the runs"),
 }

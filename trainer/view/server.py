@@ -26,7 +26,7 @@ from trainer.view.tokens import group_view
 
 READ_S = 0.05  # of the journal at once, between requests
 LOOK_S = 1.0  # between looks for something new
-REPORT_S, REPORT_SHARE = 10.0, 0.05  # least time between two drawings, and largest share of a core for them
+REPORT_S, REPORT_SHARE = 10.0, 0.02  # least time between two drawings, and largest share of a core for them
 PACKAGES = Path(__file__).parents[2]  # the folder of `trainer` and `kernels`
 LAST = 19  # the priority of later drawings: after everything else
 ROWS = 50  # of the table in one answer
