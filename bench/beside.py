@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import Any
 
 from bench.harness import Case, Row, median_and_range
 from bench.table import table
+from bench.viewer import Viewer
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 
@@ -89,17 +89,8 @@ def watch(run: Path, training: subprocess.Popen[bytes], steps: int) -> tuple[int
     metrics, answers, drawn, seconds = run / "metrics.jsonl", 0, 0, 0.0
     while not metrics.is_file() and training.poll() is None:
         time.sleep(0.2)
-    command = [sys.executable, "-m", "trainer.view", str(run)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert server.stdout
-    address, _, token = server.stdout.readline().strip().partition("/?token=")
-
-    def ask(path: str) -> bytes:
-        request = urllib.request.Request(address + path, headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return bytes(answer.read())
-
-    try:
+    with Viewer(run) as viewer:
+        server = viewer.process
         while training.poll() is None:
             time.sleep(POLL_S)
             done = metrics.read_bytes().count(b'"learner/loss"')
@@ -109,17 +100,13 @@ def watch(run: Path, training: subprocess.Popen[bytes], steps: int) -> tuple[int
             server.send_signal(signal.SIGCONT)
             seconds += POLL_S
             with suppress(OSError):
-                newest = json.loads(ask("/api/runs?curve=1"))["reports"]
-                ask("/api/groups?run=0")
+                newest = json.loads(viewer.ask("/api/runs?curve=1"))["reports"]
+                viewer.ask("/api/groups?run=0")
                 answers += 2
                 if newest != drawn:
-                    ask("/report")
+                    viewer.ask("/report")
                     answers, drawn = answers + 1, newest
-    finally:
-        server.send_signal(signal.SIGCONT)
-        server.terminate()
         before = os.times()
-        server.wait()
-        after = os.times()
+    after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return answers, used / max(seconds, POLL_S)

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Case, Row
-from bench.sources import CURVES, R0, TABLE, with_sources
+from bench.sources import CURVES, R0, TABLE, TABLE_1, with_sources
 from bench.table import number, table
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS, PUBLISHED_HEADS, Head, Setting, cost_factor
 from trainer.accounting.kernel_rates import measured_heads, read_rates
 from trainer.config import ConfigError
-from trainer.scaling.curve.sigmoid import Sigmoid
 
 OPTIONS: dict[str, Any] = {
     "models": ("8b,scout,4b,0.6b", f"comma-separated: {', '.join(MODELS)}"),
@@ -55,8 +54,6 @@ def account(model: str, head: Head, reference: Head, setting: Setting, budget: f
     body, hours = setting.body_gpu_hours(shape), setting.head_gpu_hours(shape, head)
     balanced = body + setting.head_gpu_hours(shape, reference)
     factor = cost_factor(shape, setting, head, reference)
-    curve = CURVES.get(model)
-    law = Sigmoid(R0.value, curve.A, curve.B, curve.C_mid) if curve else None
     return {
         "key": model,
         "model": shape.name,
@@ -67,7 +64,7 @@ def account(model: str, head: Head, reference: Head, setting: Setting, budget: f
         "trainer_gpu_hours_per_1000": 1000 * (body + hours),
         "run_gpu_hours_per_1000": 1000 * balanced * (1 + setting.generators / setting.trainers) * factor,
         "cost_factor": factor,
-        "reward": float(law.reward(budget / factor)) if law else None,
+        "reward": float(TABLE_1[CURVES[model]].reward(budget / factor)) if model in CURVES else None,
     }
 
 
@@ -103,13 +100,13 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     sources = [f"  {r['head']}: {r['tflops']:.0f} TF/s: {r['source']}" for r in rows]
     sources += with_sources(CONSTANTS | {"R0": R0}, options)
     for key in dict.fromkeys(r["key"] for r in rows):
-        shape, curve = MODELS[key], CURVES.get(key)
+        shape = MODELS[key]
         billions = shape.body_parameters / 1e9
         sources.append(
             f"  {shape.name} = {billions:g} B active parameters without embeddings: {shape.source}"
         )
-        if curve:
-            sources.append(f"  {shape.name}'s curve: A = {curve.A:g}: {TABLE}, {curve.name}")
+        if run := CURVES.get(key):
+            sources.append(f"  {shape.name}'s curve: A = {TABLE_1[run].A:g}: {TABLE}, {run}")
     return "\n".join((
         table(columns, lines),
         f"\ncost: GPU-hours of a run's step over those with {options['curve_head']}. "

@@ -9,10 +9,6 @@ samples; the pages are opened as they are. Pictures have few colours, so that th
 
 import io
 import json
-import shutil
-import socket
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -24,7 +20,7 @@ from rich.console import Console
 
 from bench.harness import ROOT, Case, Row
 from bench.table import table
-from bench.view import TOKEN, wait_for
+from bench.viewer import Viewer, browser, chromium
 from trainer.cli import parse
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
@@ -43,12 +39,11 @@ def cases(options: Namespace) -> Iterator[Case]:
     """One case for each thing that is looked at."""
     if len(options.run) != 1 or not Path(options.run[0], "metrics.jsonl").is_file():
         raise ConfigError("bench pictures: expected the folder of one run")
-    if (chromium := shutil.which("chromium")) is None:
-        raise ConfigError("bench pictures needs Chromium; Debian's package is `chromium`")
+    chromium()
     run, folder = Path(options.run[0]), TRACKED if options.record else Path(options.to)
     folder.mkdir(parents=True, exist_ok=True)
     for take in (terminal, report, view):
-        yield take.__name__, partial(_with_browser, take, run, folder, chromium)
+        yield take.__name__, partial(_with_browser, take, run, folder)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
@@ -57,15 +52,12 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     return table(["picture", "bytes"], sizes)
 
 
-def _with_browser(take: Any, run: Path, folder: Path, chromium: str) -> Row:
+def _with_browser(take: Any, run: Path, folder: Path) -> Row:
     """Take the pictures, and make them small: bytes by name."""
     from PIL import Image
-    from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        taken: dict[str, bytes] = take(run, browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}))
-        browser.close()
+    with browser() as chrome:
+        taken: dict[str, bytes] = take(run, chrome.new_page(viewport={"width": WIDTH, "height": HEIGHT}))
     for name, content in taken.items():
         image = Image.open(io.BytesIO(content)).convert("RGB")
         image.quantize(COLOURS, dither=Image.Dither.NONE).save(folder / f"{name}.png", optimize=True)
@@ -108,14 +100,9 @@ def report(run: Path, tab: Any) -> dict[str, bytes]:
 
 def view(run: Path, tab: Any) -> dict[str, bytes]:
     """The page of `sigmoid-rl view`: the run, and a group with its tokens by entropy."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "trainer.view", str(run), "--port", str(port)]
-    server = subprocess.Popen(command, env={"PATH": "", "SIGMOID_RL_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        wait_for(address, lambda runs: runs[0]["read"] == runs[0]["size"])
-        tab.goto(f"{address}/?token={TOKEN}")
+    with Viewer(run) as viewer:
+        viewer.wait_for_index()
+        tab.goto(viewer.page)
         tab.frame_locator("iframe").locator('[data-chart="curves"] .band').first.wait_for()
         taken = {"view": tab.screenshot()}
         tab.click('[data-view="rollouts"]')
@@ -127,6 +114,3 @@ def view(run: Path, tab: Any) -> dict[str, bytes]:
         tab.locator(".t.l1, .t.l2, .t.l3, .t.l4, .t.u").first.wait_for()
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": 480}
         return taken | {"rollouts": tab.screenshot(clip=clip)}
-    finally:
-        server.terminate()
-        server.wait()

@@ -1,45 +1,32 @@
 """The paper's numbers, each with its source; rates and model shapes are in trainer/accounting."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.accounting.kernel_cost import Constant
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 R0 = Constant(0.30, "pass rate", "ASSUMED: the paper does not print R0")
-
-
 TABLE = "arXiv 2510.13786 Table 1"
+TABLE_1 = {  # the fitted curves of the paper's runs; neither R0 nor the points are printed
+    name: Sigmoid(R0.value, A, B, C_mid)
+    for name, C_mid, B, A in (
+        ("ScaleRL", 2542, 1.92, 0.610),
+        ("ScaleRL-32k", 11272, 1.89, 0.645),
+        ("ScaleRL-8gen", 2542, 2.44, 0.585),
+        ("ScaleRL-24gen", 3054, 2.22, 0.590),
+        ("ScaleRL-32gen", 2936, 2.07, 0.595),
+        ("ScaleRL-Scout", 4242, 1.65, 0.710),
+        ("ScaleRL-bs512", 2818, 1.77, 0.605),
+        ("ScaleRL-bs2048", 10909, 1.70, 0.645),
+        ("ScaleRL-math+code-math", 2896, 2.05, 0.595),
+        ("ScaleRL-math+code-code", 1675, 1.09, 0.615),
+    )
+}
+CURVES = {"8b": "ScaleRL", "scout": "ScaleRL-Scout"}  # of a model
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedCurve:
-    """The fitted curve of one of the paper's runs. Neither R0 nor the points are printed."""
-
-    name: str
-    C_mid: float
-    B: float
-    A: float
-
-
-TABLE_1 = (
-    PublishedCurve("ScaleRL", 2542, 1.92, 0.610),
-    PublishedCurve("ScaleRL-32k", 11272, 1.89, 0.645),
-    PublishedCurve("ScaleRL-8gen", 2542, 2.44, 0.585),
-    PublishedCurve("ScaleRL-24gen", 3054, 2.22, 0.590),
-    PublishedCurve("ScaleRL-32gen", 2936, 2.07, 0.595),
-    PublishedCurve("ScaleRL-Scout", 4242, 1.65, 0.710),
-    PublishedCurve("ScaleRL-bs512", 2818, 1.77, 0.605),
-    PublishedCurve("ScaleRL-bs2048", 10909, 1.70, 0.645),
-    PublishedCurve("ScaleRL-math+code-math", 2896, 2.05, 0.595),
-    PublishedCurve("ScaleRL-math+code-code", 1675, 1.09, 0.615),
-)
-_ROWS = {curve.name: curve for curve in TABLE_1}
-CURVES = {"8b": _ROWS["ScaleRL"], "scout": _ROWS["ScaleRL-Scout"]}
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRange:
+class PublishedRange(NamedTuple):
     """The paper's fit of its long run over a range of GPU-hours: A.7."""
 
     low: float

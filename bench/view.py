@@ -12,15 +12,10 @@ which it reads the journal, for which no view waits. "head" and "curve" are of a
 import atexit
 import json
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +25,10 @@ import numpy as np
 
 from bench.harness import Case, Row, median_and_range
 from bench.table import table
+from bench.viewer import Viewer, browser, chromium
 from trainer import models
 from trainer.cli import to_yaml
-from trainer.config import Config, ConfigError
+from trainer.config import Config
 from trainer.controller.journal import Journal
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
@@ -46,18 +42,16 @@ OPTIONS: dict[str, Any] = {
     "tokens": (128, "of a completion"),
     "rounds": (3, "starts of server and browser"),
 }
-TOKEN = "bench"  # of the page
 
 
 def cases(options: Namespace) -> Iterator[Case]:
     """The rounds, on one run."""
-    if (chromium := shutil.which("chromium")) is None:
-        raise ConfigError("bench view needs Chromium; Debian's package is `chromium`")
+    chromium()
     folder = Path(tempfile.mkdtemp(prefix="bench-view-"))
     atexit.register(shutil.rmtree, folder)
     write_run(folder, options)
     for number in range(options.rounds):
-        yield f"round {number + 1}", partial(visit, folder, chromium)
+        yield f"round {number + 1}", partial(visit, folder)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
@@ -67,41 +61,15 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     return table(["view", "ms"], shown)
 
 
-def visit(folder: Path, chromium: str) -> Row:
+def visit(folder: Path) -> Row:
     """Start the server and a browser, and go through the views."""
-    from playwright.sync_api import sync_playwright
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "trainer.view", str(folder), "--port", str(port)]
-    server = subprocess.Popen(command, env={"PATH": "", "SIGMOID_RL_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
-    try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            tab = browser.new_page(viewport={"width": 1280, "height": 900})
-            address = f"http://127.0.0.1:{port}"
-            wait_for(address, lambda runs: True)
-            began = time.perf_counter()
-            row = views(tab, f"{address}/?token={TOKEN}")
-            wait_for(address, lambda runs: runs[0]["read"] == runs[0]["size"])
-            row["index (at most)"] = 1e3 * (time.perf_counter() - began)
-            row |= opened(browser.new_page(), f"{address}/?token={TOKEN}")
-            browser.close()
-            return row
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def wait_for(address: str, ready: Any) -> None:
-    """Ask the server until it answers, and its answer is ready."""
-    request = urllib.request.Request(f"{address}/api/runs", headers={"Authorization": f"Bearer {TOKEN}"})
-    for _ in range(1200):
-        with suppress(OSError), urllib.request.urlopen(request) as answer:
-            if ready(json.load(answer)["runs"]):
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"{address} is not ready")
+    with Viewer(folder) as viewer, browser() as chrome:
+        tab = chrome.new_page(viewport={"width": 1280, "height": 900})
+        began = time.perf_counter()
+        row = views(tab, viewer.page)
+        viewer.wait_for_index()
+        row["index (at most)"] = 1e3 * (time.perf_counter() - began)
+        return row | opened(chrome.new_page(), viewer.page)
 
 
 SEEN = """new MutationObserver(() => {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.sources import R0 as ASSUMED_R0
-from bench.sources import RANGES, TABLE_1, PublishedCurve
+from bench.sources import RANGES, TABLE_1
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.curve.paper import PaperGrid
 from trainer.scaling.simulate import autocorrelated, simulated
@@ -32,14 +32,11 @@ PROCEDURES = ("ours", "paper", "paper, finer")  # that fit a run
 class PaperRun:
     """One run of Table 1: its curve, and where the paper fits and predicts it."""
 
-    published: PublishedCurve
+    name: str
+    curve: Sigmoid
     every: float = 250.0  # GPU-hours between evaluations
     high: float = 8_000.0  # end of the fit
     far: float = 16_000.0  # where the reward is predicted
-
-    @property
-    def curve(self) -> Sigmoid:
-        return Sigmoid(R0, self.published.A, self.published.B, self.published.C_mid)
 
 
 LONG = "ScaleRL-bs2048"  # the paper's 100k-hour run
@@ -49,7 +46,7 @@ RANGE_OF = {
     "ScaleRL-Scout": (500.0, 16_000.0, 45_000.0),
     "ScaleRL-bs512": (250.0 * 512 / 768,),
 }
-PAPER_RUNS = {p.name: PaperRun(p, *RANGE_OF.get(p.name, ())) for p in TABLE_1}
+PAPER_RUNS = {name: PaperRun(name, curve, *RANGE_OF.get(name, ())) for name, curve in TABLE_1.items()}
 SHORT = tuple(name for name, row in PAPER_RUNS.items() if row.high == 8_000)
 
 
@@ -100,7 +97,7 @@ Simulated = tuple[Sigmoid, Curve]  # the truth, and a run as a fit gets it
 
 def simulate(scenario: Scenario, run: PaperRun, i: int, seed: int, noise: str | None = None) -> Simulated:
     """Simulated run `i`, the same for the same arguments. `noise` replaces the scenario's own."""
-    streams = [zlib.crc32(name.encode()) for name in (scenario.name, run.published.name)]
+    streams = [zlib.crc32(name.encode()) for name in (scenario.name, run.name)]
     rng = np.random.default_rng([seed, *streams, i])
     truth = _moved(rng, run.curve) if scenario.moved else run.curve
     first = max(1, int(np.ceil(scenario.low / run.every)))

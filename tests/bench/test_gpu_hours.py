@@ -6,9 +6,10 @@ import pytest
 
 from bench import gpu_hours, harness
 from bench.gpu_hours import account
-from bench.sources import CURVES, PublishedCurve
+from bench.sources import CURVES, TABLE_1
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS, PUBLISHED_HEADS, Head, Setting, Shape
 from trainer.accounting.kernel_rates import measured_heads, read_rates
+from trainer.scaling import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
 SHAPE = Shape("toy", 100, 10, 5, 5, 10, 3_266, 1_000, "by hand")
@@ -27,7 +28,8 @@ def test_the_account_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     head = 3e9 * 15 * 600_000 / (3600 * 1e13)  # 0.75 GPU-hours at 10 TF/s, 0.075 at 100
     assert body == pytest.approx(2.0016) and head == pytest.approx(0.75)
     monkeypatch.setitem(MODELS, "toy", SHAPE)
-    monkeypatch.setitem(CURVES, "toy", PublishedCurve("toy", C_mid=1000.0, B=1.0, A=0.8))
+    monkeypatch.setitem(CURVES, "toy", "toy")
+    monkeypatch.setitem(TABLE_1, "toy", Sigmoid(0.3, 0.8, 1.0, 1000.0))
     a, b = (account("toy", each, slow, setting, 1000.0) for each in (slow, fast))
     assert a["head_share"] == pytest.approx(0.75 / 2.7516)
     assert a["trainer_gpu_hours_per_1000"] == pytest.approx(2751.6)

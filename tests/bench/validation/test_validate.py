@@ -26,7 +26,8 @@ from bench.validation.scenarios import (
 from trainer.scaling import Curve, Sigmoid
 
 BY_NAME = {case.name: case for case in SCENARIOS}
-LONG_RUN = PaperRun(TABLE_1[0], every=1.0, high=60_000.0, far=1e5)  # many evaluations: moments can be checked
+# Many evaluations: moments can be checked.
+LONG_RUN = PaperRun("ScaleRL", TABLE_1["ScaleRL"], every=1.0, high=60_000.0, far=1e5)
 
 
 def columns(curve: Curve) -> np.ndarray:

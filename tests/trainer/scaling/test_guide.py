@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from guide import BLOCK, DOCUMENT, EXAMPLE
 
-from bench.validation.curve_doc import BLOCK, DOCUMENT, EXAMPLE
 from trainer.scaling.__main__ import COMMANDS, main
 
 
