@@ -94,6 +94,9 @@ UNCLEAR = {
     "train/reward loss": "no column is recognized as a held-out reward",
     "critic/rewards/mean loss": "--reward-column to one of critic/rewards/mean",
     "loss": "no column is recognized as a reward; set --reward-column to one of loss, step",
+    "format_accuracy answer_accuracy": "several columns could be the reward; set --reward-column to one of "
+        "answer_accuracy, format_accuracy",
+    "answer_accuracy loss": "if you mean that of the training batches, set --reward-column to one of answer_",
 }  # fmt: skip
 
 
@@ -111,7 +114,8 @@ def test_where_the_reward_is_not_clear_the_candidates_are_named(
 
 UNITS = {
     "GPU-hours": ("GPU hours", "Total GPU hours", "train/gpu_hours"), "core-hours": ("core-hours",),
-    "FLOPs": ("total_flos", "FLOPs"), "steps": ("_step", "train/global_step"), "compute": ("compute",),
+    "FLOPs": ("total_flos", "FLOPs"), "steps": ("_step", "train/global_step", "grpo_step"),
+    "compute": ("compute",),
 }  # fmt: skip
 
 
@@ -236,6 +240,12 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
     ("a.json", "[]", [], "a.json is empty"),
     ("a.csv", "a,reward\n1,.2\n", [], "no column is recognized as compute; set --compute-column to"),
     ("a.csv", "step,b\n1,2\n", [], "no column is recognized as a reward"),
+    ("a.csv", "i,my score,x,loss\n1,-.5,a,.2\n2,2.5,a,.1\n", [], "set --reward-column to one of my score, "
+     "i, loss, x; all that it needs at once, such as --reward-column 'my score' --compute-column i "
+     "--reward-range -1 3"),
+    ("a.csv", "i,reward,loss\n1,20,.2\n2,30,.1\n", ["--reward-column", "reward"], "set --compute-column to "
+     "one of i, loss, reward; all that it needs at once, such as --compute-column i --reward-range 0 100"),
+    ("a.csv", "_runtime,x_score\n1,.2\n2,.3\n", [], "--reward-column x_score --devices N"),
     ("a.csv", "step,reward\n1,.2\n", ["--reward-column", "r"], "no column 'r'; set --reward-column to"),
     ("a.csv", "step,reward\n1,.2\n", ["--compute-column", "c"], "no column 'c'; set --compute-column to"),
     ("a.csv", "step,reward\n1,.2\n", ["--se-column", "e"], "no column 'e'; set --se-column to one"),

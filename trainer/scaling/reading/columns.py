@@ -16,7 +16,10 @@ HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
     rf"(?:.+/)?val-core/.+/mean{AT}\d+|{HELD_OUT}/.+/(?:avg|mean){AT}\d+",  # verl; prime-rl
     rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
 )
-PLAIN_REWARD = rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"  # value: TensorBoard's CSV
+PLAIN_REWARD = (  # value: TensorBoard's CSV
+    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"
+    rf"|(?!{TRAINED}[/_])\w+_accuracy"
+)
 TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
 REWARD = "|".join((*HELD_OUT_REWARD, PLAIN_REWARD, TRAINING))
 TRAINED_BESIDE = (
@@ -24,7 +27,7 @@ TRAINED_BESIDE = (
 )
 STEPS = (
     r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
-    r"train(?:ing)?_step", r"iteration",
+    r"train(?:ing)?_step", r"iteration", r"(?:grpo|ppo|rl|sft|policy|optim(?:izer)?|update|gradient)_steps?",
 )  # fmt: skip
 LEDGER, FLOPS = "compute/total", "compute/flops"  # of our runs: device-hours and what was done in them
 COMPUTE = (  # with the unit
@@ -65,6 +68,7 @@ TIMES = (  # of a step, or a clock
 LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, *TIMES, r"(?:.+/)?epoch", r"_.*"))  # of rows
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
 LIKELY = {  # words in the names that a message lists first
+    "--reward-column": r"reward|score|acc|pass|solve|success|correct",
     "--compute-column": r"compute|[gc]pu|core[_ -]?h|flop|flos|hour|step",
     "--time-column": r"time|timing|(?<!per_)sec|hour|min(?:ute)?s?$|(?<![a-z])date|elapsed|clock",
     "--se-column": r"(?:^|[_/])(?:se|sem|std)|err",
@@ -88,17 +92,22 @@ def reward_column(columns: Sequence[str], choice: str | None) -> str:
     """The only one of `reward_columns`."""
     if choice is not None:
         return existing(choice, columns, "--reward-column")
-    rewards = reward_columns(columns, None)
+    rewards, candidates = reward_columns(columns, None), reward_candidates(columns)
     if len(rewards) == 1:
         return rewards[0]
-    why, candidates = "several columns could be the reward", rewards
+    why = "several columns could be the reward"
     input_alone = " (for one input alone: RUN@reward=NAME)" if rewards else ""
-    if not rewards and (candidates := matching(f"{TRAINING}|{PLAIN_REWARD}", columns)):
+    if not rewards and matching(f"{TRAINING}|{PLAIN_REWARD}", columns):
         why = "no column is recognized as a held-out reward; if you mean that of the training batches"
     elif not rewards:
-        why, candidates = "no column is recognized as a reward", list(columns)
+        why = "no column is recognized as a reward"
     comma = "," if "if you" in why else ";"
     raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}{input_alone}")
+
+
+def reward_candidates(columns: Sequence[str]) -> list[str]:
+    """The columns that may be the reward: held-out ones, else those of the training batches, else all."""
+    return reward_columns(columns, None) or matching(f"{TRAINING}|{PLAIN_REWARD}", columns) or list(columns)
 
 
 def training_reward(columns: Sequence[str], reward: str) -> str:
@@ -204,8 +213,13 @@ def _is_held_out(column: str) -> bool:
     return bool(matching("|".join(HELD_OUT_REWARD), [column]))
 
 
+def likeliest(columns: Iterable[str], flag: str = "--reward-column") -> list[str]:
+    """The columns, those that are likely for the option first."""
+    first = HELD_OUT + ".*" if flag == "--reward-column" else LIKELY.get(flag, HELD_OUT + ".*")
+    return sorted(columns, key=lambda c: (not likely(c, flag), not matching(first, [c]), c))
+
+
 def listed(columns: Iterable[str], flag: str = "--reward-column") -> str:
     """Names for an error line, those that are likely for the option first; 20 of many."""
-    first = LIKELY.get(flag, HELD_OUT + ".*")
-    names = sorted(columns, key=lambda c: (not likely(c, flag), not matching(first, [c]), c))
+    names = likeliest(columns, flag)
     return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")

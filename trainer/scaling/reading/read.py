@@ -1,7 +1,9 @@
 """Curves from the files of any trainer: finds the columns of compute and reward, and checks the values."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -140,10 +142,13 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
 
 def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOptions) -> Reading:
     columns = _columns(rows)
-    reward = names.reward_column(columns, options.reward_column)
-    error = None if options.samples else names.error_column(columns, reward, options.se_column)
-    log = log_of(rows, columns, reward, options)
-    compute, unit, source = compute_of(log, file, options)
+    try:
+        reward = names.reward_column(columns, options.reward_column)
+        error = None if options.samples else names.error_column(columns, reward, options.se_column)
+        log = log_of(rows, columns, reward, options)
+        compute, unit, source = compute_of(log, file, options)
+    except ConfigError as e:
+        raise ConfigError(f"{e}{_all_at_once(rows, columns, options)}") from e
     measured = _points(log, compute, source, error, options)
     if source == repr(names.LEDGER) and names.FLOPS in columns:
         spent = filled(numbers(log.rows, names.FLOPS))[~np.isnan(numbers(log.rows, reward))]
@@ -170,6 +175,33 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
     notes = (*([f"Read from {file}."] if elsewhere else ()), *chosen, *([kind] if kind else ()), *log.notes)
     settings = settings_of(file, reward, rows[0])
     return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings, path)
+
+
+def _all_at_once(rows: list[Row], columns: list[str], options: ReadOptions) -> str:
+    """All options that the run needs, to paste, with the likeliest columns; empty if it is one at most."""
+    flags, rewards = [], names.reward_columns(columns, options.reward_column)
+    if len(rewards) != 1 and options.reward_column is None:
+        rewards = names.likeliest(names.reward_candidates(columns))
+        flags.append(f"--reward-column {shlex.quote(rewards[0])}")
+    asked = (options.compute_column, options.devices, options.gpu_hours_per_step)
+    with suppress(ConfigError, ValueError, IndexError):  # a cell that is no number; no such column
+        if asked == (None, None, None) and not names.compute_columns(columns, None):
+            growing = [c for c in columns if c != rewards[0] and _grows(rows, c)]
+            likely = names.likeliest(growing, "--compute-column")[:1]
+            clock = names.time_columns(columns, None)
+            flags += ["--devices N"] if clock else [f"--compute-column {shlex.quote(c)}" for c in likely]
+        values = numbers(rows, rewards[0], 0.01)
+        values = values[~np.isnan(values)]
+        if not options.rescales and not 0 <= values.min() <= values.max() <= 1 + ROUNDING:
+            flags.append(f"--reward-range {_range(values)}")
+    return f"; all that it needs at once, such as {' '.join(flags)}" if len(flags) > 1 else ""
+
+
+def _grows(rows: list[Row], column: str) -> bool:
+    with suppress(ConfigError):
+        values = numbers(rows, column)
+        return bool((np.diff(values[~np.isnan(values)]) > 0).all())
+    return False
 
 
 def _points(
@@ -218,13 +250,19 @@ def _expected(rewards: Values, row: Row, column: str, options: ReadOptions) -> s
     if parts := names.summed(row, column):
         return f"expected 0 to 1; it is a sum: set --reward-column to one of {', '.join(parts)}"
     low, high = float(np.nanmin(rewards)), float(np.nanmax(rewards))
-    likely = f"{min(0, math.floor(low))} {max(1, math.ceil(high))}"
-    if low >= 0 and 10 < high <= 100:
+    if _range(rewards) == "0 100":
         return f"expected 0 to 1; if it is in percent, give --reward-range 0 100 (it goes up to {high:g})"
     return (
         f"expected 0 to 1; it goes from {low:g} to {high:g}: give the lowest and the highest "
-        f"reward that are possible, --reward-range LOW HIGH, such as {likely}"
+        f"reward that are possible, --reward-range LOW HIGH, such as {_range(rewards)}"
     )
+
+
+def _range(rewards: Values) -> str:
+    """The likely lowest and highest possible reward, given some of them; 0 100 if they may be percent."""
+    low, high = float(np.nanmin(rewards)), float(np.nanmax(rewards))
+    percent = low >= 0 and 10 < high <= 100
+    return "0 100" if percent else f"{min(0, math.floor(low))} {max(1, math.ceil(high))}"
 
 
 def _merged(points: Sequence[EvalPoint], log: Log) -> list[EvalPoint]:
