@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.harness import Case, Row, by_round, cores, in_turns, machine_of, median_and_range
+from bench.harness import Case, Row, by_round, cores, grouped, in_turns, machine_of, median_and_range
 from bench.learner.step import MODELS, TINY, save_model
 from bench.measure import DEVICE, milliseconds
 from bench.table import table
@@ -148,8 +148,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """Tokens/s of each, and the engine's ratio to each, round by round: medians and ranges."""
     o = head["options"]
-    names = dict.fromkeys(row["provider"] for row in rows)
-    rates = {n: by_round([row for row in rows if row["provider"] == n], "tokens_per_s") for n in names}
+    rates = {name: by_round(x, "tokens_per_s") for name, x in grouped(rows, "provider").items()}
     lines = []
     for name, values in rates.items():
         ratios = [rates[OURS][i] / rate for i, rate in values.items() if i in rates.get(OURS, {})]

@@ -194,6 +194,22 @@ def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str], Row | N
             yield f"{name}: round {i + 1}", partial(measure, name)
 
 
+def repeated(kinds: Iterable[Any], runs: int, measure: Callable[[Any, int], Row | None]) -> Iterator[Case]:
+    """Every kind so many times, each with a number from 0 on."""
+    for kind in kinds:
+        for i in range(runs):
+            yield f"{kind}, {i}", partial(measure, kind, i)
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
+    """Rows by their value of a key, or their values of several, in order of appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        values = tuple(row[key] for key in keys)
+        groups.setdefault(values if len(keys) > 1 else values[0], []).append(row)
+    return groups
+
+
 def by_round(rows: Sequence[Row], value: str) -> dict[str, float]:
     """A value of some rows of `in_turns`, by the number of their round."""
     return {row["case"].rpartition(" ")[2]: row[value] for row in rows}

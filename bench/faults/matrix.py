@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.faults.cells import FULL, READ_ONLY, VLLM, Cell, all_cells
 from bench.faults.trial import try_cell
-from bench.harness import Case, Row, chosen
+from bench.harness import Case, Row, chosen, grouped
 from bench.table import table
 
 OPTIONS: dict[str, Any] = {
@@ -70,8 +70,7 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     columns += ["seconds, median (most)", "failures"]
     lines, text = [], []
     phases = Counter((cell.role, cell.fault) for cell in all_cells())
-    for role, fault in dict.fromkeys((row["role"], row["fault"]) for row in rows):
-        group = [row for row in rows if (row["role"], row["fault"]) == (role, fault)]
+    for (role, fault), group in grouped(rows, "role", "fault").items():
         ended = Counter(row["ended"] for row in group)
         seconds = [row["seconds"] for row in group]
         tried = f"{len({row['phase'] for row in group})} of {phases[role, fault]} phases"

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import Case, Row, chosen, cores, in_turns, machine_of, median_and_range
+from bench.harness import Case, Row, chosen, cores, grouped, in_turns, machine_of, median_and_range
 from bench.kernels.problem import LossAnswer, errors_of, make_problem, solve
 from bench.kernels.providers import LIMIT, all_providers
 from bench.measure import DEVICE, alone, cuda_peak_bytes, milliseconds, resident_peak_bytes
@@ -131,14 +131,11 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     """One line for each provider."""
     o = head["options"]
     n, h, v = o["rows"], o["hidden"], o["vocab"]
-    merged: dict[str, Row] = {}
-    times: dict[str, list[float]] = {}
-    for row in rows:
-        merged[row["provider"]] = merged.get(row["provider"], {}) | row
-        if "ms" in row:
-            times.setdefault(row["provider"], []).append(row["ms"])
-    medians, lines = {name: statistics.median(ms) for name, ms in times.items()}, []
-    for name, case in merged.items():
+    providers, lines = grouped(rows, "provider"), []
+    times = {name: [row["ms"] for row in group if "ms" in row] for name, group in providers.items()}
+    medians = {name: statistics.median(ms) for name, ms in times.items() if ms}
+    for name, group in providers.items():
+        case = {key: value for row in group for key, value in row.items()}
         ms, peak, errors = medians.get(name), case.get("peak_bytes"), case.get("errors", {})
         limit = medians.get(LIMIT) if name != LIMIT else None
         lines.append([

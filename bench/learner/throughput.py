@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import Case, Row, cores, in_turns, machine_of
+from bench.harness import Case, Row, cores, grouped, in_turns, machine_of
 from bench.learner import step as learner_step
 from bench.learner.step import BATCHES, MODELS, PACKS, PROVIDERS, SMALL, StepProblem
 from bench.measure import DEVICE, alone, milliseconds, process_peak_bytes
@@ -125,13 +125,13 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
     p, card = problem_of(head["options"]), head["machine"].get("card", "")
     tokens = learner_step.lengths(learner_step.make_batch(p), p)
     work = learner_step.flops(p, tokens)
-    best = max((row for row in rows if row["what"] == "gemm"), key=lambda r: r["flops_per_s"], default={})
+    measured = grouped(rows, "what")
+    best = max(measured.pop("gemm", []), key=lambda row: row["flops_per_s"], default={})
     rate, bound = best.get("flops_per_s"), f"best GEMM: {best.get('product', '–')}"
     if peak := next((tflops for name, tflops in PEAK_TFLOPS.items() if name in card), None):
         rate, bound = peak * 1e12, "dense bf16 of this card"
     lines, medians, memory = [], dict[str, float](), dict[str, float]()
-    for name in dict.fromkeys(row["what"] for row in rows if row["what"] != "gemm"):
-        runs = [row for row in rows if row["what"] == name]
+    for name, runs in measured.items():
         seconds = [s for row in runs for s in row["seconds"]]
         medians[name] = s = statistics.median(seconds)
         memory[name] = statistics.median(row["peak_bytes"] for row in runs)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Case, Row, by_round, in_turns, median_and_range
+from bench.harness import Case, Row, by_round, grouped, in_turns, median_and_range
 from bench.pipeline.virtual_run import Scheme
 from bench.table import table
 from trainer.jsonl import read_lines
@@ -106,8 +106,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """The table, and the ratio of both schemes for each k: median and range over the rounds."""
     lines, speeds = [], dict[tuple[Any, int], dict[str, float]]()
-    for kind, k in dict.fromkeys((row["kind"], row["k"]) for row in rows):
-        group = [row for row in rows if (row["kind"], row["k"]) == (kind, k)]
+    for (kind, k), group in grouped(rows, "kind", "k").items():
         speeds[kind, k] = by_round(group, "steps_per_hour")
         means = (format(statistics.median(row[key] for row in group), form) for key, form in FORMS.items())
         lines.append([str(Scheme(kind, k)), median_and_range(speeds[kind, k].values(), ".0f"), *means])

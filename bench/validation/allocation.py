@@ -10,11 +10,10 @@ on a fine grid of v, at the compute that all have, and at its half and quarter.
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
-from bench.harness import Case, Row
+from bench.harness import Case, Row, repeated
 from bench.table import table
 from trainer.scaling.allocate import Allocation, allocate
 from trainer.scaling.compare import compare
@@ -80,9 +79,7 @@ def measure(kind: str, i: int) -> Row:
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every family of both kinds."""
-    for kind in KINDS:
-        for i in range(options.runs):
-            yield f"{kind}, {i}", partial(measure, kind, i)
+    return repeated(KINDS, options.runs, measure)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:

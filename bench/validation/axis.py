@@ -44,9 +44,9 @@ BINS = (0.0, 0.05, 0.1, DRIFT, 0.2, 0.3, 9.0)  # of the spread of a run's rates
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run at both shares; of a simulated machine, every load of every run."""
     studies = sorted(ROOT.glob(f"docs/study{'' if options.loads else '*'}/curves.csv.gz"))
-    for i, (source, _, reading) in enumerate(inputs_of(options.sources or list(map(str, studies)), "")):
+    for i, (source, _, recorded) in enumerate(inputs_of(options.sources or list(map(str, studies)), "")):
         for seed, share in product(range(options.loads or 1), SHARES):
-            run = loaded(reading.curve, [i, seed]) if options.loads else reading.curve
+            run = loaded(recorded, [i, seed]) if options.loads else recorded
             yield f"{source}, {run.name}, {seed}, {share:.0%}", partial(measure, source, run, share)
 
 

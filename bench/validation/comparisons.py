@@ -10,11 +10,11 @@ standard deviations of .006, 5 % and 7 %. Every number in the table is a share o
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
-from bench.harness import Case, Row
+from bench.harness import Case, Row, repeated
 from bench.table import table
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
@@ -92,7 +92,7 @@ def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
     return curve, fit_curve(curve)
 
 
-def measure(pairs: Pairs, i: int, seed: int) -> Row:
+def measure(pairs: Pairs, i: int, seed: int = SEED) -> Row:
     """The verdicts of `compare` on pair `i`; every row of a kind has the same runs."""
     two = {
         name: [run(pairs.kind, ceiling, first + pairs.seeds * i + k, seed) for k in range(pairs.seeds)]
@@ -111,9 +111,7 @@ def measure(pairs: Pairs, i: int, seed: int) -> Row:
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every pair of every row."""
-    for pairs in ROWS:
-        for i in range(options.runs):
-            yield f"{pairs}, {i}", partial(measure, pairs, i, SEED)
+    return repeated(ROWS, options.runs, measure)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from bench.harness import Case, Row
+from bench.harness import Case, Row, grouped
 from bench.table import number, table
 from trainer.scaling import Curve, Sigmoid, fit
 from trainer.scaling.simulate import autocorrelated, simulated
@@ -74,14 +74,12 @@ HEAD = (
 def describe(head: Row, runs: Sequence[Row]) -> str:
     """A row for each cell, in Markdown."""
     rows = []
-    for noise in NOISES:
-        for reach in REACHES:
-            cell = [r for r in runs if (r["noise"], r["reach"]) == (noise, reach)]
-            truth, value, low, high = np.array([r["A"] for r in cell]).T
-            holds, known = (low <= truth) & (truth <= high), np.array([r["identified"] for r in cell])
-            ahead = np.mean([r["4x"][2] <= r["4x"][0] <= r["4x"][3] for r in cell])
-            error, width = np.median(np.abs(value - truth)), np.median(high - low)
-            shares = [f"{x:.2f}" for x in (holds.mean(), ahead, known.mean())]
-            where = f"{holds[known].mean():.2f} ({known.sum()})" if known.any() else number(None)
-            rows.append([noise, f"{reach:g}", f"{error:.4f}", f"{width:.3f}", *shares, where])
+    for (noise, reach), cell in grouped(runs, "noise", "reach").items():
+        truth, value, low, high = np.array([r["A"] for r in cell]).T
+        holds, known = (low <= truth) & (truth <= high), np.array([r["identified"] for r in cell])
+        ahead = np.mean([r["4x"][2] <= r["4x"][0] <= r["4x"][3] for r in cell])
+        error, width = np.median(np.abs(value - truth)), np.median(high - low)
+        shares = [f"{x:.2f}" for x in (holds.mean(), ahead, known.mean())]
+        where = f"{holds[known].mean():.2f} ({known.sum()})" if known.any() else number(None)
+        rows.append([noise, f"{reach:g}", f"{error:.4f}", f"{width:.3f}", *shares, where])
     return table(HEAD, rows)

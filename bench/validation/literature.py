@@ -1,12 +1,10 @@
 """Laws of the literature beside those of the average, by the error of their forecasts. [4 s a run]
 
   python -m bench validation.literature FOLDER...           each a source, as validation.sources takes them
-  python -m bench validation.literature runs/lr             a folder of finished runs, with their entropy
 
     damped oscillator   m R'' + c R' + k (R − A) = 0, at rest at R0    arXiv 2606.30789
     two sigmoids        easy and hard prompts, w and 1 − w of the gain: a gap in difficulty   2602.14872
     decline             a rise (1 − e^−C/τ) e^−C/T that is lost again
-    entropy             R = b − a e^H; the ceiling is b − a            2505.22617
 
 The mean of each run's last quarter is forecast from its first 25 and 50 %. Alone: the median of a law's
 draws, or least squares. Averages: over laws, to which one of the literature is added with the probability
@@ -19,36 +17,28 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from scipy.special import softmax
 
 from bench.harness import Case, Row
 from bench.table import number, table
-from bench.validation.sources import GAINS, SHARES, inputs_of, learned, nearest
-from trainer.jsonl import read_lines
+from bench.validation.sources import GAINS, SHARES, crps, held_out, inputs_of, learned, nearest
 from trainer.scaling.curve.average import DEFAULT, LAWS, draw, gain_weights, mixture
 from trainer.scaling.curve.families import Axis, Family, exponential, integrate, least_squares_curve, reach
 from trainer.scaling.curve.fit import fit_curve
 from trainer.scaling.curve.marginal import Data
 from trainer.scaling.curve.paper import NAMES, fit_family
-from trainer.scaling.curve.points import MIN_POINTS, averaged, checked, last_error
+from trainer.scaling.curve.points import MIN_POINTS, averaged, checked
 from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint, fraction_gained
-from trainer.scaling.forecast import backtest
-from trainer.scaling.reading.read import Reading
 
 OPTIONS = {"sources": ((), "folders of CSV files or of run folders, or other inputs of several runs")}
 PARALLEL = True
 Number = Array | float
 POOL = 1500  # draws of each family
 ADDED = 0.15  # probability of a law that is added to the average
-NEAR = 0.1  # how near a ceiling is to that of the entropy (sd)
 BOOTSTRAPS = 4000
 AVERAGE, CARRIED = "the average as it is", "carried on"
-AT_ENTROPY, CEILING = "R at the entropy that came", "entropy's ceiling"
-WITH_ENTROPY = "with entropy's ceiling"
 
 
 def oscillator(c: Number, zeta: Number, tau: Number) -> Array:
@@ -90,33 +80,25 @@ NEW = ("damped oscillator", "two sigmoids", "decline")
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run of every source, at each share of its compute."""
-    for name, _, reading in inputs_of(options.sources):
+    for name, _, run in inputs_of(options.sources):
         for share in SHARES:
-            yield f"{name}, {reading.curve.name}, {share:.0%}", partial(measure, name, reading, share)
+            yield f"{name}, {run.name}, {share:.0%}", partial(measure, name, run, share)
 
 
-def measure(source: str, reading: Reading, share: float) -> Row:
+def measure(source: str, curve: Curve, share: float) -> Row:
     """A run's forecasts by each law and each average, beside its end; without them if it is too short."""
-    curve, last = reading.curve, reading.curve.points[-1].compute
     row: Row = {"source": source, "run": curve.name, "share": share}
-    seen = replace(curve, points=tuple(p for p in curve.points if p.compute <= share * last))
-    test, data = backtest(curve, share * last), averaged(checked(seen))
+    seen, later, test = held_out(curve, share)
+    data = averaged(checked(seen))
     if test is None or not test.predictable or len(data.compute) < MIN_POINTS:
         return row
-    later = [p for p in curve.points[len(seen.points) :] if p.compute >= 0.75 * last]
-    noisy = [replace(p, pass_rate_se=last_error([*curve.points, p])) for p in later]
     values, compute = {CARRIED: test.carried}, np.array([p.compute for p in later])
-    H = entropy(reading.path, curve.evaluations)
-    line = fitted_to_entropy(H[: len(seen.evaluations)], seen.evaluations)
-    if line:
-        a, b = line
-        values |= {CEILING: _mean(np.array(b - a)), AT_ENTROPY: _mean(b - a * np.exp(H[-len(later) :]))}
     for name in NAMES:
         values[f"{name}, least squares"] = _mean(fit_family(name, data, compute)[1])
     for family in literature(data):
         curve_of_law = least_squares_curve(replace(data, R0_se=0.0), family, np.diag(1 / data.sd))
         values[f"{family.name}, least squares"] = _mean(family.reward(compute, *curve_of_law))
-    averages = by_average(seen, noisy, test.level.measured, b - a if line else None)
+    averages = by_average(seen, later, test.level.measured)
     values |= {name: scores[0][0] for name, scores in averages.items() if name in (*LAWS, *NEW)}
     return row | {"truth": test.level.measured, "values": values, "averages": averages}
 
@@ -125,9 +107,7 @@ def _mean(rewards: Array) -> float:
     return float(np.clip(rewards, 0, 1).mean())
 
 
-def by_average(
-    seen: Curve, later: Sequence[EvalPoint], truth: float, ceiling: float | None
-) -> dict[str, list[list[float]]]:
+def by_average(seen: Curve, later: Sequence[EvalPoint], truth: float) -> dict[str, list[list[float]]]:
     """Value, ends and CRPS of the forecast by each average and each law alone, for each weight of a gain."""
     fit, data = fit_curve(seen, prior=replace(DEFAULT, gain=0.0)), averaged(checked(seen))
     mixed, rng = mixture(data), np.random.default_rng(0)
@@ -138,7 +118,7 @@ def by_average(
     evidence = np.array([law.log_evidence + np.log(law.family.probability) for law in laws])
     mean = np.clip(pool.forecast.reward([p.compute for p in later]), 0, 1).mean(1)
     draws, gains = pool.level_draws(later), [gain_weights(parts, pool.forecast.last, a) for a in GAINS]
-    known, ends = len(LAWS), np.concatenate([part.A for part in parts])
+    known = len(LAWS)
     averages = {AVERAGE: law_of < known}
     averages |= {
         f"without {law}" if i < known else f"with {law}": (law_of < known) != (law_of == i)
@@ -152,20 +132,13 @@ def by_average(
         share = softmax(np.where(members, evidence + prior, -np.inf))
         weight = np.repeat(share, POOL)
         scores[name] = [scored(mean, draws, weight * gain, truth) for gain in gains]
-        if name == AVERAGE and ceiling is not None:
-            near = np.exp(-0.5 * ((ends - np.clip(ceiling, 0, 1)) / NEAR) ** 2)
-            scores[WITH_ENTROPY] = [scored(mean, draws, weight * gain * near, truth) for gain in gains]
     return scores
 
 
 def scored(mean: Array, draws: Array, weight: Array, truth: float) -> list[float]:
     """Median of the means, 90 % interval and CRPS of the draws, with their weights; (n,) each."""
     value, (low, high) = quantiles(mean, weight, [0.5])[0], quantiles(draws, weight, [0.05, 0.95])
-    order = np.argsort(draws)
-    x, w = draws[order], weight[order] / weight.sum()
-    below = w.cumsum() - w / 2
-    spread = float(w @ (x * (2 * below - 1)))  # half the mean distance of two
-    return [value, low, high, float(w @ np.abs(x - truth)) - spread]
+    return [value, low, high, crps(draws, weight, truth)]
 
 
 def quantiles(x: Array, weight: Array, shares: Sequence[float]) -> list[float]:
@@ -174,28 +147,6 @@ def quantiles(x: Array, weight: Array, shares: Sequence[float]) -> list[float]:
     total = weight[order].cumsum()
     k = np.searchsorted(total, np.array(shares) * total[-1])
     return np.asarray(x[order][np.minimum(k, len(x) - 1)], np.float64).tolist()
-
-
-def entropy(run: Path, evaluations: Sequence[EvalPoint]) -> Array:
-    """(n,) the mean entropy of the learner's steps since the evaluation before; empty: the log has none."""
-    log = run / "metrics.jsonl"
-    rows = list(read_lines(log)) if log.is_file() else []
-    known = [(row["step"], row["learner/entropy"]) for row in rows if row.get("learner/entropy") is not None]
-    if not known:
-        return np.zeros(0)
-    (steps, H), at = np.array(known, np.float64).T, [p.step for p in evaluations]
-    since = [H[(steps > before) & (steps <= now)] for before, now in pairwise([-1, *at])]
-    return np.array([x.mean() if len(x) else np.nan for x in since])
-
-
-def fitted_to_entropy(H: Array, evaluations: Sequence[EvalPoint]) -> tuple[float, float] | None:
-    """a and b of R = b − a e^H by least squares; None: no entropy, or no rise as it falls."""
-    known = np.isfinite(H)
-    if known.sum() < MIN_POINTS:
-        return None
-    rewards = np.array([p.pass_rate for p in evaluations])[known]
-    slope, b = np.polyfit(np.exp(H[known]), rewards, 1)
-    return (-float(slope), float(b)) if slope < 0 else None
 
 
 def describe(head: Row, runs: Sequence[Row]) -> str:

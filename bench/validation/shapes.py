@@ -11,12 +11,11 @@ truth. Where the reward falls there is no such truth: the run is right only if i
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness import Case, Row
+from bench.harness import Case, Row, repeated
 from bench.table import table
 from trainer.scaling import Curve, Sigmoid, fit
 from trainer.scaling.simulate import simulated
@@ -121,7 +120,7 @@ def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Curve]:
     return shape, simulated(shape, compute, rng.normal(0, NOISE, EVALUATIONS + 1), NOISE)
 
 
-def measure(kind: str, i: int, seed: int) -> Row:
+def measure(kind: str, i: int, seed: int = SEED) -> Row:
     """The fit's flags for one run, and whether its forecast covers the truth."""
     shape, run = simulate(kind, i, seed)
     fitted = fit(run)
@@ -136,9 +135,7 @@ def measure(kind: str, i: int, seed: int) -> Row:
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run of every kind."""
-    for kind in (*KINDS, CONTROL):
-        for i in range(options.runs):
-            yield f"{kind}, {i}", partial(measure, kind, i, SEED)
+    return repeated((*KINDS, CONTROL), options.runs, measure)
 
 
 HEAD = ("kind", "runs", "flagged", "covered", "either", "identified, and missed")

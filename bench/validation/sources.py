@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import ROOT, Case, Row
+from bench.harness import ROOT, Case, Row, grouped
 from bench.table import number, table
 from trainer.config import ConfigError
 from trainer.scaling.curve.average import DEFAULT, LawDraws, gain_weights, resampled
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.points import last_error
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint
-from trainer.scaling.forecast import backtest
+from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint
+from trainer.scaling.forecast import Backtest, backtest
 from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.reading.read import read_inputs
 
 OPTIONS = {"sources": ((), "folders of CSV files, or other inputs of several runs")}
 PARALLEL = True
@@ -61,15 +61,14 @@ HEAD = (
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run of every source, at each share of its compute."""
-    for name, folder, reading in inputs_of(options.sources):
-        run = reading.curve
+    for name, folder, run in inputs_of(options.sources):
         for share in SHARES:
             yield f"{name}, {run.name}, {share:.0%}", partial(measure, name, folder, run, share)
 
 
 def inputs_of(
     sources: Sequence[str], ours: str = "@compute=compute/flops"
-) -> Iterator[tuple[str, bool, Reading]]:
+) -> Iterator[tuple[str, bool, Curve]]:
     """The name of each run's source, whether that is a folder, and the run. ConfigError: there is none.
 
     A folder may hold finished runs of ours, which are read as `ours` says.
@@ -80,27 +79,29 @@ def inputs_of(
         runs = [str(file) for file in sorted(path.glob("*.csv"))]
         runs += [f"{file.parent}{ours}" for file in sorted(path.glob("*/ended.json"))]
         for reading in read_inputs(runs if folder else [source], ReadOptions()):
-            yield name, folder, reading
+            yield name, folder, reading.curve
     if not sources:
         raise ConfigError("there is no source; expected folders of CSV files, one a run")
 
 
+def held_out(curve: Curve, share: float) -> tuple[Curve, list[EvalPoint], Backtest | None]:
+    """What is seen at a share of the compute; the last quarter, as noisy as evaluations are; the backtest."""
+    last = curve.points[-1].compute
+    seen = replace(curve, points=tuple(p for p in curve.points if p.compute <= share * last))
+    later = [p for p in curve.points[len(seen.points) :] if p.compute >= 0.75 * last]
+    noisy = [replace(p, pass_rate_se=last_error([*curve.points, p])) for p in later]
+    return seen, noisy, backtest(curve, share * last)
+
+
 def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
     """A run's forecasts by each weight, beside its end; without them if it is too short."""
-    last = curve.points[-1].compute
-    test = backtest(curve, share * last)
+    seen, later, test = held_out(curve, share)
     row: Row = {"source": source, "folder": folder, "run": curve.name, "share": share, "forecast": False}
     if test is None:
         return row
-    seen = replace(curve, points=tuple(p for p in curve.points if p.compute <= share * last))
-    noisy = [
-        replace(p, pass_rate_se=last_error([*curve.points, p]))
-        for p in curve.points[len(seen.points) :]
-        if p.compute >= 0.75 * last
-    ]
     fit, truth = fit_curve(seen, prior=replace(DEFAULT, gain=0.0)), test.level.measured
     row |= {"forecast": test.predictable, "truth": truth, "carried": test.carried}
-    return row | {"by_gain": [scored(weighted(fit, a), noisy, truth) for a in GAINS]}
+    return row | {"by_gain": [scored(weighted(fit, a), later, truth) for a in GAINS]}
 
 
 def weighted(fit: Fit, a: float) -> Fit:
@@ -113,9 +114,16 @@ def weighted(fit: Fit, a: float) -> Fit:
 
 def scored(fit: Fit, points: Sequence[EvalPoint], truth: float) -> list[float]:
     """Value, ends and CRPS of a forecast of the points' mean."""
-    e, x = fit.level(points), np.sort(fit.level_draws(points))
-    spread = float(x @ (2 * np.arange(len(x)) - len(x) + 1)) / len(x) ** 2  # half the mean distance of two
-    return [e.value, e.low, e.high, float(np.abs(x - truth).mean()) - spread]
+    e, draws = fit.level(points), fit.level_draws(points)
+    return [e.value, e.low, e.high, crps(draws, np.ones(len(draws)), truth)]
+
+
+def crps(draws: Array, weight: Array, truth: float) -> float:
+    """Continuous ranked probability score of draws with weights, (n,) each: E|x − truth| − E|x − x'| / 2."""
+    order = np.argsort(draws)
+    x, w = draws[order], weight[order] / weight.sum()
+    below = w.cumsum() - w / 2
+    return float(w @ np.abs(x - truth) - w @ (x * (2 * below - 1)))
 
 
 def learned(rows: Sequence[Row]) -> float:
@@ -125,10 +133,7 @@ def learned(rows: Sequence[Row]) -> float:
 
 def best(rows: Sequence[Row]) -> dict[str, float]:
     """The a of each source with which its forecasts have the least CRPS, each share alike."""
-    sources: dict[str, list[Row]] = {}
-    for row in rows:
-        if "by_gain" in row:
-            sources.setdefault(row["source"], []).append(row)
+    sources = grouped([row for row in rows if "by_gain" in row], "source")
     scores = {name: np.zeros(len(GAINS)) for name in sources}
     for name, its in sources.items():
         for share in SHARES:

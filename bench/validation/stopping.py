@@ -8,11 +8,10 @@ Each run is planned up to 6,000, its data's end. It ends wrongly if more was to 
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
-from bench.harness import Case, Row
+from bench.harness import Case, Row, grouped, repeated
 from bench.table import table
 from bench.validation.shapes import CONTROL, KINDS, LAST, SEED, simulate
 from trainer.config.forecast import ForecastConfig, StopRule
@@ -29,7 +28,7 @@ RULES = [
 ]
 
 
-def measure(kind: str, i: int, seed: int) -> Row:
+def measure(kind: str, i: int, seed: int = SEED) -> Row:
     """The gain that was still to come where each rule ended a run; None: it did not end it."""
     shape, run = simulate(kind, i, seed)
     points, look = list(run.evaluations), forecast(run.evaluations[:1], LAST, None)
@@ -46,16 +45,14 @@ def measure(kind: str, i: int, seed: int) -> Row:
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every run of every kind."""
-    for kind in (CONTROL, *KINDS):
-        for i in range(options.runs):
-            yield f"{kind}, {i}", partial(measure, kind, i, SEED)
+    return repeated((CONTROL, *KINDS), options.runs, measure)
 
 
 def describe(head: Row, runs: Sequence[Row]) -> str:
     """A line for each kind, in Markdown: how many runs ended, and how many of them wrongly."""
     lines = []
-    for kind in dict.fromkeys(run["kind"] for run in runs):
-        gains = [run["gains"] for run in runs if run["kind"] == kind]
+    for kind, group in grouped(runs, "kind").items():
+        gains = [run["gains"] for run in group]
         cells = []
         for rule, column in zip(RULES, zip(*gains, strict=True), strict=True):
             ended = [gain for gain in column if gain is not None]

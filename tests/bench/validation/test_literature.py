@@ -1,19 +1,15 @@
 """Promises of the comparison of laws: they are those of the literature, sources are left out and drawn."""
 
-import json
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.harness import Row
 from bench.validation import literature
-from bench.validation.sources import GAINS, SHARES, inputs_of
+from bench.validation.sources import GAINS, SHARES
 from trainer.scaling import Sigmoid
 from trainer.scaling.curve.points import checked
-from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.simulate import simulated
 
 
@@ -49,8 +45,7 @@ def falling() -> Row:
     def reward(x: np.ndarray) -> np.ndarray:
         return 0.1 + 0.8 * literature.decline(x, 7.0, 100.0)
 
-    reading = replace(next(iter(inputs_of(["docs/study/curves.csv.gz/scalerl-0"])))[2], path=Path())
-    return literature.measure("a", replace(reading, curve=simulated(reward, c, 0.0, 1e-3)), 0.5)
+    return literature.measure("a", simulated(reward, c, 0.0, 1e-3), 0.5)
 
 
 def test_the_right_law_forecasts_best_and_changes_the_average_it_is_added_to(falling: Row) -> None:
@@ -70,18 +65,6 @@ def test_quantiles_and_the_crps_count_weights() -> None:
     value, low, high, crps = literature.scored(x, x, weight, 1.0)
     assert (value, low, high) == (1.0, 1.0, 3.0)
     assert crps == pytest.approx(2 / 3 - 0.5 * 2 * 2 / 9 * 2)  # E|x − 1| − E|x − x'| / 2
-
-
-def test_entropy_is_that_since_the_evaluation_before_and_gives_the_line(tmp_path: Path) -> None:
-    rows = [{"step": i, "learner/entropy": 2.0 - 0.1 * i} for i in range(1, 13)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    points = [EvalPoint(2 * i, float(i), 0.0, 0.0) for i in range(7)]
-    H = literature.entropy(tmp_path, points)
-    assert math.isnan(H[0]) and H[1:] == pytest.approx([2.0 - 0.1 * (2 * i - 0.5) for i in range(1, 7)])
-    seen = [replace(p, pass_rate=float(0.9 - 0.1 * np.exp(h))) for p, h in zip(points, H, strict=True)]
-    assert literature.fitted_to_entropy(H, seen) == pytest.approx((0.1, 0.9))
-    assert literature.fitted_to_entropy(-H, seen) is None  # it rises with the reward
-    assert not len(literature.entropy(tmp_path / "none", points))
 
 
 def test_the_interval_is_one_of_sources() -> None:
