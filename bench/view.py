@@ -128,29 +128,18 @@ def write_run(folder: Path, options: Namespace) -> None:
     steps = replace(config.pipeline, steps=options.steps)
     (folder / "config.yaml").write_text(to_yaml(replace(config, run_dir=str(folder), pipeline=steps)))
     shutil.copy(Path(models.__file__).parent / "tiny_model" / TOKENIZER, folder)
-    lines, spans = list[Row](), list[Row]()
-    for step in range(options.steps + 1):
-        compute = 0.01 * step
-        numbers = dict.fromkeys([f"metric/{i}" for i in range(60)], 0.5)
-        if step:
-            more = {"train/pass_rate": 0.5, "train/reward": 0.1, "learner/loss": 0.1, "learner/entropy": 1.0}
-            lines.append({"step": step, "compute/total": compute} | numbers | more)
-        if step % 50 == 0:
-            rate = 0.1 + 0.7 / (1 + (5 / max(compute, 1e-9)) ** 2) + 0.005 * (-1) ** step
-            lines.append(
-                {"step": step, "compute/total": compute, "eval/pass_rate": rate, "eval/pass_rate_se": 0.01}
-            )
-        for role in ("learner", "engine"):
-            spans.append(
-                {"role": role, "state": ("idle", "generate")[step % 2], "start": step, "end": step + 1}
-            )
-    written: dict[str, list[Row]] = {"metrics.jsonl": lines, "timeline.jsonl": spans}
-    for name, records in written.items():
-        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    ledger = {"learner": {"states": {"idle": 1.0, "forward_backward": 2.0}}}
-    compute_books = {"total": 20.0, "evaluation": 0.1, "startup": 0.1}
-    books = {"unit": "core-hours", "roles": ledger, "compute": compute_books}
+    spans: list[Row] = [
+        {"role": role, "state": ("idle", "generate")[step % 2], "start": step, "end": step + 1}
+        for step in range(options.steps + 1)
+        for role in ("learner", "engine")
+    ]
+    books = {
+        "unit": "core-hours", "compute": {"total": 20.0, "evaluation": 0.1, "startup": 0.1},
+        "roles": {"learner": {"states": {"idle": 1.0, "forward_backward": 2.0}}},
+    }  # fmt: skip
     (folder / "ledger.json").write_text(json.dumps(books))
+    for name, records in {"metrics.jsonl": metrics(options.steps), "timeline.jsonl": spans}.items():
+        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     journal, per_step = Journal(folder / "journal"), max(1, options.groups // options.steps)
     for step in range(1, options.groups // per_step + 1):
         groups = [invented(number, options) for number in range((step - 1) * per_step, step * per_step)]
@@ -166,6 +155,19 @@ def write_run(folder: Path, options: Namespace) -> None:
     journal.close()
 
 
+def metrics(steps: int) -> Iterator[Row]:
+    """The lines of every step, and of an evaluation every 50."""
+    numbers = dict.fromkeys([f"metric/{i}" for i in range(60)], 0.5)
+    numbers |= {"train/pass_rate": 0.5, "train/reward": 0.1, "learner/loss": 0.1, "learner/entropy": 1.0}
+    for step in range(steps + 1):
+        line = {"step": step, "compute/total": 0.01 * step}
+        if step:
+            yield line | numbers
+        if step % 50 == 0:
+            rate = 0.1 + 0.7 / (1 + (5 / max(0.01 * step, 1e-9)) ** 2) + 0.005 * (-1) ** step
+            yield line | {"eval/pass_rate": rate, "eval/pass_rate_se": 0.01}
+
+
 def invented(number: int, options: Namespace) -> Group:
     """A group of random tokens; one in a thousand has a rare word."""
     rng, rollouts = np.random.default_rng(number), []
@@ -176,12 +178,8 @@ def invented(number: int, options: Namespace) -> Group:
         numbers = -rng.random(n).astype(np.float32), np.full(n, number // 5, np.int32), sampled
         outcome: Any = "correct" if right else "wrong"
         rollouts.append(Rollout(ids, *numbers, text, float(right), outcome, False, i == 0))
-    return Group(
-        number,
-        0,
-        Prompt(f"{number:06d}", f"Question {number}: " + "why? " * 40, (1,), "42", {}),
-        tuple(rollouts),
-    )
+    prompt = Prompt(f"{number:06d}", f"Question {number}: " + "why? " * 40, (1,), "42", {})
+    return Group(number, 0, prompt, tuple(rollouts))
 
 
 def _sequence(one: Rollout) -> TrainSequence:

@@ -131,13 +131,8 @@ def cases(options: Namespace) -> Iterator[Case]:
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """The ratios as a table, and the parts of the first shape for the kernels without a GEMM of their own."""
     lines = [[*row["case"].split(", "), *(f"{x:.2f}" for x in row["ratios"])] for row in rows]
-    columns = (
-        "kernel (its GEMM, of cuBLAS's rate)",
-        "rows of a chunk",
-        "card",
-        *(f"N={n} H={h}" for n, h, _ in SHAPES),
-    )
-    text = [table(columns, lines)]
+    shapes = [f"N={n} H={h}" for n, h, _ in SHAPES]
+    text = [table(["kernel (its GEMM, of cuBLAS's rate)", "rows of a chunk", "card", *shapes], lines)]
     for row in rows:
         if row["case"].startswith(("two-pass", "single-pass")):
             text.append(f"{row['case']}, ms: " + ", ".join(f"{k} {ms:.2f}" for k, ms in row["ms"].items()))

@@ -73,10 +73,7 @@ def scored_logprobs(p: LossProblem, backend: str) -> Tensor:
 
 def train_logprobs(p: LossProblem, backend: str, **mode: Any) -> Tensor:
     """Log-probs that `policy_loss` returns with its gradients, so from the row kernel asked for."""
-    return kernels.policy_loss(
-        p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
-        token_weights=p.token_weights, backend=backend, **mode,
-    ).logprobs  # fmt: skip
+    return providers.policy_loss(p, backend, **mode).logprobs
 
 
 def row_kernels(backend: str) -> tuple[str, ...]:
@@ -174,9 +171,8 @@ def split_weight(backend: str, h: int, v: int) -> Iterator[Line]:
 
 
 Check = Callable[..., Iterator[Line]]
-CHECKS: dict[
-    Check, tuple[tuple[int, ...], tuple[int, ...]]
-] = {  # sizes, and those of --quick: N, H, V or H, V
+Sizes = tuple[int, ...]  # N, H, V or H, V
+CHECKS: dict[Check, tuple[Sizes, Sizes]] = {  # with the sizes of --quick
     logprobs: ((4096, 151936), (64, 500)),
     peaked: ((1024, 8192), (32, 200)),
     gradients: ((256, 512, 32768), (48, 32, 400)),

@@ -46,12 +46,19 @@ def cispo(logp: Tensor, p: LossProblem) -> Tensor:
     return -(p.token_weights * ratio * p.advantages * logp).sum()
 
 
-def ours(p: LossProblem, backend: str | None, *, objective: Any = OBJECTIVE, **mode: Any) -> LossAnswer:
-    """`kernels.policy_loss`; `mode` holds its mode keywords."""
-    out = kernels.policy_loss(
+def policy_loss(
+    p: LossProblem, backend: str | None, *, objective: Any = OBJECTIVE, **mode: Any
+) -> kernels.PolicyLossOutput:
+    """`kernels.policy_loss` of the problem; `mode` holds its mode keywords."""
+    return kernels.policy_loss(
         p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
         token_weights=p.token_weights, objective=objective, backend=backend, **mode,
     )  # fmt: skip
+
+
+def ours(p: LossProblem, backend: str | None, **mode: Any) -> LossAnswer:
+    """Our loss with its gradients."""
+    out = policy_loss(p, backend, **mode)
     return backward(out.loss, out.logprobs, out.entropy, p)
 
 
@@ -182,15 +189,14 @@ def all_providers(p: LossProblem) -> list[Provider]:
     modes: dict[str, dict[str, Any]] = {backend: {"backend": backend} for backend in our_backends()}
     if "triton" in modes:
         modes |= {f"triton, {name}": {"backend": "triton", "row_kernel": name} for name in ROW_KERNELS}
+    per_token = "per token, CISPO outside"
     return [
         Provider(LIMIT, Gemms(), "the limit: whole, no loss"),
         Provider(f"{LIMIT}, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
         Provider("4 bare GEMMs", Gemms(logits=2), "the limit of gradients per token: logits twice"),
         *(Provider(f"ours ({name})", partial(ours, chunk_rows=rows, **mode)) for name, mode in modes.items()),
         *(
-            Provider(
-                f"ours per token ({name})", partial(ours_per_token, backend=name), "per token, CISPO outside"
-            )
+            Provider(f"ours per token ({name})", partial(ours_per_token, backend=name), per_token)
             for name in our_backends()
         ),
         *peers(),
@@ -199,10 +205,8 @@ def all_providers(p: LossProblem) -> list[Provider]:
 
 def peers() -> list[Provider]:
     """The libraries' losses, and those that one writes without a library."""
-    plain, unfiltered = (
-        "per token, log_softmax + gather, no entropy",
-        partial(cut_cross_entropy, filter_eps=None),
-    )
+    plain = "per token, log_softmax + gather, no entropy"
+    unfiltered = partial(cut_cross_entropy, filter_eps=None)
     exact_cce = [Provider("Cut-Cross-Entropy, unfiltered", unfiltered, "per token, no entropy")]
     return [
         Provider("naive FP32", partial(naive, dtype=torch.float32), plain),

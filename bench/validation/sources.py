@@ -164,26 +164,17 @@ def _names(row: Row) -> set[str]:
 
 def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float]) -> list[str]:
     shown = [row for row in rows if row["forecast"]]
-    counts = [
-        name,
-        f"{share:.0%}",
-        str(len(rows)),
-        str(len(shown)),
-        f"{GAINS[nearest(gains[name])]:.2f}" if name in gains else "",
-    ]
+    weight = f"{GAINS[nearest(gains[name])]:.2f}" if name in gains else ""
+    counts = [name, f"{share:.0%}", str(len(rows)), str(len(shown)), weight]
     if not shown:
         return [*counts, *"––––"]
-    cells = [_forecast(row, gains) for row in shown]
-    error = np.median([abs(row["truth"] - x[0]) for row, x in zip(shown, cells, strict=True)])
-    carried = np.median([abs(row["truth"] - row["carried"]) for row in shown])
-    holds = np.mean([x[1] <= row["truth"] <= x[2] for row, x in zip(shown, cells, strict=True)])
+    forecasts = [row["by_gain"][nearest(gains[row["source"]])] for row in shown]  # as the others say
+    value, low, high, _ = np.array(forecasts).T
+    truth, last = np.array([[row["truth"], row["carried"]] for row in shown]).T
+    error, carried = np.median(np.abs(truth - value)), np.median(np.abs(truth - last))
+    holds = np.mean((low <= truth) & (truth <= high))
     ratio = number(float(error / carried), ".2f")
     return [*counts, f"{error:.3f}", f"{carried:.3f}", ratio, f"{holds:.2f}"]
-
-
-def _forecast(row: Row, gains: dict[str, float]) -> list[float]:
-    """The run's forecast by what the other sources say."""
-    return list(row["by_gain"][nearest(gains[row["source"]])])
 
 
 def nearest(a: float) -> int:
