@@ -85,7 +85,7 @@ def inputs_of(
 
 
 def held_out(curve: Curve, share: float) -> tuple[Curve, list[EvalPoint], Backtest | None]:
-    """What is seen at a share of the compute; the last quarter, as noisy as evaluations are; the backtest."""
+    """The run up to a share of its compute, its last quarter as noisy as evaluations are, its backtest."""
     last = curve.points[-1].compute
     seen = replace(curve, points=tuple(p for p in curve.points if p.compute <= share * last))
     later = [p for p in curve.points[len(seen.points) :] if p.compute >= 0.75 * last]
