@@ -24,6 +24,7 @@ from scipy.special import logit, softmax
 from trainer.config import ConfigError
 from trainer.scaling.curve.average import DEFAULT, EXTREME, LAWS, LawPrior, Prior, average, mixture
 from trainer.scaling.curve.axis import on_axis
+from trainer.scaling.curve.flags import has_fallen
 from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.random_effects import effects, mixture_moments
@@ -43,6 +44,7 @@ class Past:
     group: str  # runs that say the same, such as seeds of one recipe
     curve: Curve
     says: Prior  # probabilities of the laws and transients, mean and sd of log B or log p under each law
+    fallen: bool = False  # from its peak: no run is forecast to do that, so nothing is learned from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,10 @@ class Earlier:
     unit: str  # of compute
 
     def groups(self) -> list[list[Past]]:
-        """The runs of each group, which count as one."""
-        names = dict.fromkeys(past.group for past in self.runs)
-        return [[past for past in self.runs if past.group == name] for name in names]
+        """The runs of each group, which count as one, without those that have fallen."""
+        runs = [past for past in self.runs if not past.fallen]
+        names = dict.fromkeys(past.group for past in runs)
+        return [[past for past in runs if past.group == name] for name in names]
 
     def without(self, curve: Curve) -> Earlier:
         """The runs without the groups that hold this run, a part of it, or a run that it is a part of."""
@@ -69,7 +72,7 @@ class Earlier:
 
     def without_run(self, run: Past) -> Earlier:
         """The runs without this one's group; if there is no other group, without the run alone."""
-        others = tuple(past for past in self.runs if past.group != run.group)
+        others = tuple(past for past in self.runs if past.group != run.group and not past.fallen)
         return replace(self, runs=others or tuple(past for past in self.runs if past is not run))
 
 
@@ -82,18 +85,17 @@ def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Ea
     if not curves:
         raise ConfigError("--like: there are no runs; expected one or more that have ended")
     for _, curve in curves:
-        if curve.R0 is None or len(curve.points) < MIN_LEARNED:
-            raise ConfigError(
-                f"--like {curve.name}: it has {len(curve.points)} evaluations beyond R0, R0 "
-                f"{'unknown' if curve.R0 is None else 'known'}; expected R0 and at least {MIN_LEARNED}"
-            )
+        if len(curve.points) < MIN_LEARNED:
+            count = f"{len(curve.points)} evaluations beyond R0"
+            raise ConfigError(f"--like {curve.name}: it has {count}; expected at least {MIN_LEARNED}")
     if len(units := {curve.unit for _, curve in curves}) > 1:
         raise ConfigError(f"--like: compute is in {' and '.join(sorted(units))}; expected one unit")
     unit = seen * float(np.median([curve.points[-1].compute for _, curve in curves]))
-    prior = replace(DEFAULT, unit=unit)
-    return Earlier(
-        tuple(Past(group, curve, _says(curve, prior)) for group, curve in curves), prior, units.pop()
-    )
+    prior, checks = replace(DEFAULT, unit=unit), [checked(curve) for _, curve in curves]
+    fallen = [has_fallen(data.reward, data.sd) for data in checks]
+    fallen = fallen if not all(fallen) else [False] * len(curves)
+    runs = (Past(group, c, _says(c, prior), fell) for (group, c), fell in zip(curves, fallen, strict=True))
+    return Earlier(tuple(runs), prior, units.pop())
 
 
 def prior_after(earlier: Earlier, run: Curve) -> Prior:
@@ -103,7 +105,7 @@ def prior_after(earlier: Earlier, run: Curve) -> Prior:
             f"{run.name}: its compute is in {run.unit}, that of --like in {earlier.unit}; expected one unit"
         )
     others = earlier.without(run)
-    if not others.runs or not run.points:
+    if not others.groups() or not run.points:
         return earlier.prior
     last = run.points[-1].compute
     errors = [[_error(others, past, _cut(past, last)) for past in group] for group in others.groups()]
@@ -113,7 +115,7 @@ def prior_after(earlier: Earlier, run: Curve) -> Prior:
 
 def describe_prior(prior: Prior, earlier: Earlier) -> str:
     """The information in the earlier runs, as sentences."""
-    groups, count = len({past.group for past in earlier.runs}), len(earlier.runs)
+    groups, count = len(earlier.groups()), sum(map(len, earlier.groups()))
     law, name = max(zip(prior.laws, LAWS, strict=True), key=lambda pair: pair[0].probability)
     shape = ""
     if law.shape:
@@ -123,12 +125,14 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
     mean, sd = prior.drift
     if not count:
         return "All runs of --like are of this run's own recipe: nothing was learned from them."
+    fallen = ", ".join(past.curve.name for past in earlier.runs if past.fallen)
+    left_out = f" Nothing is learned from {fallen}: the reward has fallen from its peak." if fallen else ""
     off = f"Such forecasts are off by {mean:+.2f} ± {sd:.2f} in log odds per e-fold of compute, by theirs"
     if prior.drift == NO_DRIFT:
         off = f"How far off such forecasts are is assumed (± {sd:.2f} in log odds per e-fold of compute)"
     return (
         f"From {count} earlier runs of {groups} recipes: such a run follows {name} with {law.probability:.0%}"
-        f"{shape}. {off}, which is allowed for."
+        f"{shape}. {off}, which is allowed for.{left_out}"
     )
 
 
@@ -202,7 +206,7 @@ def _error(earlier: Earlier, past: Past, points: int) -> tuple[float, float] | N
     if points < MIN_FORECAST:
         return None
     others = earlier.without_run(past)
-    if not others.runs:  # its forecast would know nothing of such runs, as that of the new run does
+    if not others.groups():  # its forecast would know nothing of such runs, as that of the new run does
         return None
     prior = prior_of_kind(others)
     seen, end = past.curve.points[:points], past.curve.points[-1]

@@ -150,10 +150,32 @@ def test_runs_that_say_nothing_are_refused_by_name() -> None:
     short = Curve("short.csv", whole.unit, whole.points[:5], whole.R0)
     with pytest.raises(ConfigError, match=r"--like short.csv: it has 5 evaluations beyond R0.*at least 6"):
         learn({"a": [whole], "b": [short]})
-    with pytest.raises(ConfigError, match="R0 unknown"):
-        learn({"a": [Curve("no start", whole.unit, whole.points, None)]})
     with pytest.raises(ConfigError, match="compute is in FLOPs and GPU-hours; expected one unit"):
         learn({"a": [whole], "b": [Curve("other", "FLOPs", whole.points, whole.R0)]})
+
+
+def test_a_log_without_R0_says_much_the_same(earlier: Earlier) -> None:
+    logs = learn({past.group: [replace(past.curve, R0=None)] for past in earlier.runs})
+    ours, theirs = prior_of_kind(logs).laws[-1], prior_of_kind(earlier).laws[-1]
+    assert ours.probability == pytest.approx(theirs.probability, abs=0.15)
+    assert ours.shape and theirs.shape and ours.shape[0] == pytest.approx(theirs.shape[0], abs=0.15)
+
+
+def test_a_run_that_has_fallen_is_named_and_widens_nothing(earlier: Earlier) -> None:
+    whole = run(logistic_to_1, 50)
+    fallen = [
+        replace(p, pass_rate=p.pass_rate * (0.2 if i > 0.7 * POINTS else 1))
+        for i, p in enumerate(whole.points)
+    ]
+    collapsed = Curve("collapsed", whole.unit, tuple(fallen), whole.R0)
+    groups = {past.group: [past.curve] for past in earlier.runs}
+    more = learn(groups | {"other": [collapsed]})
+    new = run(logistic_to_1, 60)
+    assert prior_after(more, new) == prior_after(earlier, new)
+    assert "Nothing is learned from collapsed: the reward has fallen" in describe_prior(
+        prior_after(more, new), more
+    )
+    assert not learn({"other": [collapsed]}).runs[0].fallen  # alone, it says what it can
 
 
 def test_the_commands_forecast_with_earlier_runs(command: Command) -> None:

@@ -59,20 +59,29 @@ def few_points(data: Data) -> tuple[str, ...]:
     return ("too-few-points", "flat") if last < data.R0 + noise else ("too-few-points",)
 
 
+def has_fallen(r: NDArray[np.float64], sd: NDArray[np.float64]) -> bool:
+    """True if the last of five rewards or more, (n,), are below an earlier peak by more than their noise."""
+    sd = np.maximum(sd, scatter(r))
+    width = min(len(r), max(3, len(r) // 5))  # the median of three ignores one outlier
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, width), axis=-1)
+    ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
+    return any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
+
+
+def scatter(r: NDArray[np.float64]) -> float:
+    """The noise of rewards by how far they are from the mean of their neighbours, outliers and a fall left
+    aside: a quarter of standard normal numbers are within .319."""
+    return float(np.quantile(np.abs(np.diff(r, 2)), 0.25)) / 0.319 / 6**0.5
+
+
 def flags_of(
     data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_], A: Estimate, B: Estimate, within: float | None
 ) -> dict[str, str]:
     """The flags of a sigmoid, and what each means."""
     r, sd, rise = data.reward, data.sd, sigmoid.A - sigmoid.R0
-    # The noise is no less than how far points are from the mean of their neighbours says, outliers and a fall
-    # left aside: a quarter of standard normal numbers are within .319.
-    sd = np.maximum(sd, float(np.quantile(np.abs(np.diff(r, 2)), 0.25)) / 0.319 / 6**0.5)
+    falling, sd = has_fallen(r, sd), np.maximum(sd, scatter(r))
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
-    width = min(len(r), max(3, last))  # the median of three ignores one outlier
-    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, width), axis=-1)
-    ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
-    falling = any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
     flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
     drop = 0.0 if falling else _last_drop(data, sigmoid, outliers)
     limit = f"{FIFTH * rise:.3f}, a fifth of the rise from R0" if FIFTH * rise <= MAX_INTERVAL else "0.10"
