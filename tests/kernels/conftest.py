@@ -1,9 +1,19 @@
 """Fixtures that run a test on every backend, or on every instruction set of the native one."""
 
+import inspect
 from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from backends import BACKENDS, ISAS, instruction_set, on_backend
+
+if "triton" in BACKENDS:  # half of its time the interpreter looks for what to patch; here, once
+    from triton.runtime import interpreter
+
+    builtins = cache(lambda p: [n for n, x in inspect.getmembers(p) if interpreter.tl.core.is_builtin(x)])
+    members = {"getmembers": lambda package: [(n, getattr(package, n)) for n in builtins(package)]}
+    interpreter.inspect = SimpleNamespace(**vars(inspect) | members)
 
 
 @pytest.fixture(params=ISAS or ["none"])

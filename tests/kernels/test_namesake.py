@@ -72,6 +72,7 @@ def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch,
     assert (clash.status, clash.advice, clash.required) == ("wrong", "pip uninstall kernels", True)
 
 
+@pytest.mark.slow
 def test_where_ours_hides_the_other_the_import_error_has_the_advice(other: Path) -> None:
     done = python("from transformers.integrations import hub_kernels", HERE, other)
     assert done.returncode != 0

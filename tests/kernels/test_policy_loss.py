@@ -18,6 +18,7 @@ from kernels import op as op_module
 from kernels.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("isa")  # the default backend of CPU tensors is the native one
+no_native = pytest.mark.parametrize("isa", ["none"])  # once for all instruction sets: other backends
 
 
 def problem(n: int = 37, h: int = 13, v: int = 101, seed: int = 0) -> dict[str, Tensor]:
@@ -178,6 +179,7 @@ def test_an_upstream_gradient_is_not_rounded_to_bf16_with_the_gradients() -> Non
         assert not torch.equal(scaled, stored * third.bfloat16())
 
 
+@no_native
 @pytest.mark.parametrize("backend", TAKE_FP16)
 @pytest.mark.parametrize("options", [
     {}, {"chunk_rows": 5}, {"exact": True}, {"entropy_bonus": 0.3}, {"softcap": 3.0, "temperature": 0.7},
@@ -206,6 +208,7 @@ def test_fp16_gradients_of_logits_that_no_unit_scales_stay_fp32(monkeypatch: pyt
     assert set(types) == {torch.float32}
 
 
+@no_native
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed")
 def test_rows_of_small_fp16_gradients_keep_their_digits_beside_large_ones() -> None:
     p = rounded(problem(), torch.float16)

@@ -324,6 +324,7 @@ def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[
     assert text.count("default:") >= len(cli.fields())
 
 
+@pytest.mark.slow  # mypy reads all modules
 def test_every_config_key_is_read_somewhere_in_the_trainer() -> None:
     """No dead options: a key that no module reads is a lie to the user. The section that an attribute is read
     of is known from mypy's types, so that `kl.coefficient` is no reading of `critic.coefficient`."""

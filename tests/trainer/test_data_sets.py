@@ -19,7 +19,6 @@ from trainer.config import Config, ConfigError
 from trainer.controller.data import Dataset
 from trainer.controller.examine import NoTokenizer
 from trainer.controller.mixture import load_tasks
-from trainer.types import Prompt
 from trainer.verifiers.pool import open_scorer
 
 ROWS = Path(__file__).parent / "data_sets"
@@ -37,37 +36,26 @@ def loaded(name: str, rows: Path | str, **settings: Any) -> tuple[Config, Datase
     return config, load_tasks(config, NoTokenizer())
 
 
-def outcomes(config: Config, prompt: Prompt, completions: list[str]) -> list[str]:
-    async def judge() -> list[str]:
-        scorer = open_scorer(config.verifier, print, {})
-        verdicts = [await scorer.score(prompt, text) for text in completions]
-        scorer.close()
-        return [verdict.outcome for verdict in verdicts]
+def test_rows_of_each_data_set_are_read_also_from_parquet_and_judged_right(tmp_path: Path) -> None:
+    async def judge() -> None:
+        scorers: dict[str, Any] = {}  # equal verifiers start once
+        for name in NAMES:
+            config, data = loaded(name, ROWS / f"{name}.jsonl")
+            assert len(data.prompts) == 10 and not data.skipped, name
+            items = [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text().splitlines()]
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "a.parquet")
+            read = [x.prompts for x in (data, loaded(name, tmp_path / "a.parquet")[1])]
+            assert len({frozenset((p.text, p.answer) for p in prompts) for prompts in read}) == 1, name
+            (prompt,) = [prompt for prompt in data.prompts if JUDGED[name]["prompt"] in prompt.text]
+            key = repr(config.verifier)
+            scorers[key] = scorer = scorers.get(key) or open_scorer(config.verifier, print, {})
+            texts = [x.replace("@", str(prompt.answer)) for k in ("right", "wrong") for x in JUDGED[name][k]]
+            outcomes = [(await scorer.score(prompt, text)).outcome for text in texts]
+            assert outcomes[:2] == ["correct"] * 2 and "correct" not in outcomes[2:] and len(texts) == 4, name
+        for scorer in scorers.values():
+            scorer.close()
 
-    return asyncio.run(judge())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_of_a_data_set_are_read_and_judged_right(name: str) -> None:
-    config, data = loaded(name, ROWS / f"{name}.jsonl")
-    assert len(data.prompts) == 10 and not data.skipped
-    (prompt,) = [prompt for prompt in data.prompts if JUDGED[name]["prompt"] in prompt.text]
-    right, wrong = (
-        [text.replace("@", str(prompt.answer)) for text in JUDGED[name][key]] for key in ("right", "wrong")
-    )
-    assert outcomes(config, prompt, right) == ["correct"] * 2
-    assert len(wrong) == 2 and "correct" not in outcomes(config, prompt, wrong)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_data_set_is_the_same_as_parquet(name: str, tmp_path: Path) -> None:
-    items = [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text().splitlines()]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "a.parquet")
-    pairs = [
-        {(p.text, p.answer) for p in loaded(name, path)[1].prompts}
-        for path in (tmp_path / "a.parquet", ROWS / f"{name}.jsonl")
-    ]
-    assert pairs[0] == pairs[1]
+    asyncio.run(judge())
 
 
 def test_each_data_set_has_a_task_that_names_it() -> None:

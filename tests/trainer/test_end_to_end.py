@@ -46,6 +46,7 @@ def pids_of(run_dir: Path) -> dict[str, int]:
     return pids
 
 
+@pytest.mark.slow
 def test_a_run_on_policy_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
     begin: Begin, tmp_path: Path
 ) -> None:
@@ -201,13 +202,3 @@ def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
     assert "engine's process was killed by signal 9" in printed()
     check_no_group_is_lost(run_dir)
     assert max(int(lag) for r in metrics(run_dir, "lag/histogram") for lag in r["lag/histogram"]) <= 1
-
-
-@pytest.mark.slow
-def test_bad_data_is_one_line_with_its_line_number(begin: Begin, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
-    _, error = run(begin(tmp_path / "run", "--pipeline.epochs_of_data=9"), tmp_path, code=2)
-    assert "pipeline.epochs_of_data 9 comes to 72 (32 training prompts, 4 a step)" in error
-    _, error = run(begin(tmp_path / "run", "--data.source", str(bad)), tmp_path, code=2)
-    assert error.startswith("error: ") and error.count("\n") == 1 and "bad.jsonl:2" in error
