@@ -3,7 +3,8 @@
 The beginning of a run leaves open which way it will bend. Finished runs of the same kind show it: which law
 they follow, how steep it is (B or p) and whether they start with a transient. Each of these is a random
 effect: its mean and its spread over recipes are estimated, and the new run's prior is what a run of another
-recipe would have. Seeds of one recipe say much the same, so that together they count as one run.
+recipe would have. Seeds of one recipe say much the same, so that together they count as one run. A run that
+has fallen from its peak says nothing, unless all have: no law falls, and its error would widen each forecast.
 
 All laws can be wrong in the same way. So each earlier run is also forecast from its beginning, as the new run
 will be, with what the others say, and its end tells how far off such a forecast is, in log odds per e-fold of
