@@ -46,7 +46,6 @@ def pids_of(run_dir: Path) -> dict[str, int]:
     return pids
 
 
-@pytest.mark.slow
 def test_a_run_on_policy_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
     begin: Begin, tmp_path: Path
 ) -> None:
