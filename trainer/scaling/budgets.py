@@ -84,6 +84,10 @@ class Curves:
         i = int(np.argmin(np.abs(self.compute - compute)))
         return {name: x[:, i] for name, x in self.rewards.items()}
 
+    def ranked_at(self, compute: float) -> dict[str, Array]:
+        """The same of the recipes that are ranked there."""
+        return {name: x for name, x in self.at(compute).items() if compute <= self.reach[name]}
+
     def spread_at(self, compute: float) -> SeedVariance:
         """τ at a compute of the grid."""
         return self.spread[int(np.argmin(np.abs(self.compute - compute)))]
@@ -131,25 +135,23 @@ def _by_growth(run: Average, compute: Array, rng: np.random.Generator) -> Array:
 
 def standings(curves: Curves, budget: float) -> tuple[Standing, ...]:
     """The recipes at a budget, those that are ranked with their probability of being the best."""
-    rewards = curves.at(budget)
-    ranked = [name for name in rewards if budget <= curves.reach[name]]
-    chances: dict[str, float] = {}
+    ranked, chances = curves.ranked_at(budget), dict[str, float]()
     if len(ranked) > 1:
-        best = np.argmax([rewards[name] for name in ranked], axis=0)
+        best = np.argmax(list(ranked.values()), axis=0)
         chances = {name: float((best == i).mean()) for i, name in enumerate(ranked)}
     return tuple(
         Standing(
             name, median(np.clip(x, 0, 1), curves.confidence), chances.get(name),
-            budget / curves.last[name], budget > curves.reach[name],
+            budget / curves.last[name], name not in ranked,
         )
-        for name, x in rewards.items()
+        for name, x in curves.at(budget).items()
     )  # fmt: skip
 
 
 def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
     """The difference of every two ranked recipes at the end; their intervals are sure together."""
-    rewards = curves.at(curves.end)
-    pairs = list(combinations([name for name in rewards if curves.end <= curves.reach[name]], 2))
+    rewards = curves.ranked_at(curves.end)
+    pairs = list(combinations(rewards, 2))
     if not pairs:
         return {}
     x = np.stack([rewards[a] - rewards[b] for a, b in pairs], axis=1)

@@ -28,6 +28,7 @@ from trainer.scaling.curve.axis import on_axis
 from trainer.scaling.curve.flags import has_fallen
 from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.layout import grouped
 from trainer.scaling.random_effects import effects, mixture_moments
 
 MIN_LEARNED = 2 * MIN_FORECAST  # evaluations beyond R0 of a run from which something is learned
@@ -58,9 +59,7 @@ class Earlier:
 
     def groups(self) -> list[list[Past]]:
         """The runs of each group, which count as one, without those that have fallen."""
-        runs = [past for past in self.runs if not past.fallen]
-        names = dict.fromkeys(past.group for past in runs)
-        return [[past for past in runs if past.group == name] for name in names]
+        return list(grouped((past.group, past) for past in self.runs if not past.fallen).values())
 
     def without(self, curve: Curve) -> Earlier:
         """The runs without the groups that hold this run, a part of it, or a run that it is a part of."""

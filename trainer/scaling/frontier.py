@@ -70,20 +70,17 @@ def draws_by_value(
     return curves, best_of
 
 
-def _ranked(curves: Curves, budget: float) -> dict[str, Array]:
-    return {name: x for name, x in curves.at(budget).items() if budget <= curves.reach[name]}
-
-
 def _best_of_values(curves: Curves, budget: float, values: Mapping[str, str]) -> dict[str, Array]:
     """(n,) the highest reward of the recipes with each value, in each draw."""
     best: dict[str, Array] = {}
-    for name, x in _ranked(curves, budget).items():
+    for name, x in curves.ranked_at(budget).items():
         best[values[name]] = np.maximum(x, best.get(values[name], x))
     return best
 
 
 def _row(curves: Curves, budget: float, values: Mapping[str, str], sure: set[tuple[float, str, str]]) -> Row:
-    rewards = {k: median(np.clip(x, 0, 1), curves.confidence) for k, x in _ranked(curves, budget).items()}
+    ranked = curves.ranked_at(budget).items()
+    rewards = {k: median(np.clip(x, 0, 1), curves.confidence) for k, x in ranked}
     recipes: dict[str, str] = {}
     for name in sorted(rewards, key=lambda name: -rewards[name].value):
         recipes.setdefault(values[name], name)  # the best value first

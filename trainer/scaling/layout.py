@@ -10,6 +10,7 @@ from typing import TypeVar
 from trainer.scaling.curve.sigmoid import Estimate
 
 WIDTH = 79
+MAX_NAMED = 4  # names in a sentence; of more, the others are counted
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that short names leave out
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ""}  # of `interval`, by parameter
 Rows = list[Sequence[str]]

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from trainer.scaling.budgets import END_TOLERANCE, FURTHEST, MIN_LEAD, Standing
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, UNFIT, Comparison, Pair, Recipe, pair_level
 from trainer.scaling.curve.fit import FLAGS, Estimate
-from trainer.scaling.layout import FORMS, Block, Rows, amount, grouped, interval, level, percent
+from trainer.scaling.layout import FORMS, MAX_NAMED, Block, Rows, amount, grouped, interval, level, percent
 from trainer.scaling.seeds import MARGIN, SEED_SD
 
-MAX_NAMED = 4  # recipes in the answer
 SIGNED = "+.3f"  # differences
 FEW = 3  # recipes of which every pair is described in sentences, and B and C_mid compared
 

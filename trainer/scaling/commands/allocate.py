@@ -82,10 +82,8 @@ def value_of(name: str, readings: Sequence[Reading], key: str) -> float:
 
 def _text(name: str, reading: Reading, key: str) -> str | None:
     """The value as text: a name that was given to it, or in the config beside the metrics, or in its name."""
-    folder, number = (
-        reading.path if reading.path.is_dir() else reading.path.parent,
-        re.fullmatch(NUMBER, name),
-    )
+    folder = reading.path if reading.path.is_dir() else reading.path.parent
+    number = re.fullmatch(NUMBER, name)
     if number and name != folder.name:  # as in 8=RUN; a folder may have a number, too
         return name
     if (config := folder / "config.yaml").is_file() and (value := _configured(config, key)) is not None:

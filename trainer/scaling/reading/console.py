@@ -46,9 +46,8 @@ def _transformers(text: str) -> list[Row]:
             rows.append(row)
     after = [bar for earlier, bar in pairwise([(0, 0, 0), *bars]) if bar[0] > earlier[0]]
     total = Counter(bar[2] for bar in after).most_common(1)[0][0] if after else None
-    steps = {
-        number: count for number, count, out_of in reversed(bars) if out_of == total
-    }  # the first bar counts
+    # The first bar counts.
+    steps = {number: count for number, count, out_of in reversed(bars) if out_of == total}
     step = None
     for number in range(len(rows), 0, -1):
         step = steps.get(number, step)

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
-from trainer.scaling.layout import short_names
+from trainer.scaling.layout import MAX_NAMED, short_names
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.log import Log, compute_of, log_of
 from trainer.scaling.reading.options import DEFAULT, Input, ReadOptions, expand
@@ -22,7 +22,6 @@ from trainer.scaling.reading.tables import read_tables, wandb_files
 from trainer.scaling.reading.values import Row, Values, filled, is_known, numbers
 
 ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
-MAX_NAMES = 4  # in a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +301,8 @@ def _about_reward(columns: Sequence[str], reward: str) -> list[str]:
         sum_of = f"R is {reward!r}, the weighted sum of {' and '.join(parts)}, which may exceed 1"
         return [f"{sum_of}; name one with --reward-column."]
     others = names.other_rewards(columns, reward)
-    more = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
-    listed = ", ".join(others[:MAX_NAMES]) + more
+    more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+    listed = ", ".join(others[:MAX_NAMED]) + more
     return [f"R is {reward!r}; other held-out rewards are {listed} (--reward-column)."] if others else []
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import chain
 
+from trainer.scaling.layout import grouped
 from trainer.scaling.reading.columns import COMPUTE, REWARD, matching
 from trainer.scaling.reading.values import Row, is_known, is_text
 
@@ -51,9 +52,7 @@ def _by_run(rows: list[Row]) -> dict[str, list[Row]]:
     for column in (first[n] for n in RUN if n in first):
         labels = [first[n] for n in NAME if n in first and first[n] != column][:1]
         prefix = "seed " if column.lower() == "seed" else ""
-        runs: dict[str, list[Row]] = {}
-        for row in rows:
-            runs.setdefault(" ".join(str(row.get(c)) for c in (*labels, column)), []).append(row)
+        runs = grouped((" ".join(str(row.get(c)) for c in (*labels, column)), row) for row in rows)
         if 1 < len(runs) <= len(rows) / 2:
             return {prefix + run: part for run, part in runs.items()}
     return {}
@@ -74,9 +73,7 @@ def _by_label(rows: list[Row]) -> dict[str, list[Row]]:
     total = sum(map(len, cells))
     best: dict[str, list[Row]] = {}
     for label in labels if total > len(set(chain.from_iterable(cells))) else ():
-        parts: dict[str, list[int]] = {}
-        for i, row in enumerate(rows):
-            parts.setdefault(str(row.get(label)), []).append(i)
+        parts = grouped((str(row.get(label)), i) for i, row in enumerate(rows))
         if len(best) < len(parts) <= len(rows) / 2:
             once = [{cell for i in part for cell in cells[i]} for part in parts.values()]
             runs = Counter(chain.from_iterable(once))  # in how many of the parts a measurement is

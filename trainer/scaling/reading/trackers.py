@@ -73,13 +73,8 @@ def wandb(path: Path) -> list[Row]:
     try:
         parts = [part for record in _records(data) for number, part in _fields(record) if number == 2]
         histories = [[_item(item) for number, item in _fields(part) if number == 1] for part in parts]
-    except (
-        IndexError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        struct.error,
-    ) as e:  # not the messages that W&B writes
+    except (IndexError, TypeError, AttributeError, RecursionError, struct.error) as e:
+        # These are not the messages that W&B writes.
         raise ValueError(f"not a history of W&B ({e})") from e
     return [{key: value for key, value in items if value is not None} for items in histories]
 

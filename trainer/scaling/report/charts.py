@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Estimate, Fit
 from trainer.scaling.plot import LINEAR_REACH, reward_title, sampled, straighten
 
 if TYPE_CHECKING:
     from trainer.scaling.report.run import Record, Run
-
-EXTRAPOLATION = (2, 10)  # budgets at which rewards are forecast, as multiples of the longest run's compute
 
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
@@ -64,7 +63,7 @@ def as_script(data: Mapping[str, Any]) -> str:
 def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
     """The computes at which the rewards of all runs are forecast, so that they can be compared."""
     longest = max(run.fit.compute_range[1] for run in runs)
-    return tuple(times * longest for times in EXTRAPOLATION) if longest > 0 else ()
+    return (2 * longest, FURTHEST * longest) if longest > 0 else ()
 
 
 def whiskers(fits: Sequence[Fit]) -> dict[str, Any]:

@@ -152,9 +152,7 @@ def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
 def lanes_of(spans: Sequence[Mapping[str, Any]]) -> Lanes:
     """The spans of the timeline as shares of BINS equal parts of the run, one lane for each role."""
     edges = np.linspace(0, max((s["end"] for s in spans), default=0.0), BINS + 1)
-    by_state: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for s in spans:
-        by_state.setdefault((s["role"], s["state"]), []).append((s["start"], s["end"]))
+    by_state = grouped(((s["role"], s["state"]), (s["start"], s["end"])) for s in spans)
     lanes: Lanes = {}
     for (role, state), times in by_state.items():
         knots = np.sort(np.array(times), axis=0).ravel()  # a role is in one state at a time
