@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
     "rows": (2048, "tokens N"),
     "hidden": (576, "width H of the hidden states"),
     "vocab": (49152, "vocabulary V"),
-    "chunk": (512, "rows per chunk, where chunked"),
+    "chunk": (512, "rows per chunk, where chunked; on CUDA not of ours, which follows the free memory"),
     "dtype": ("float32", "of both operands", ("float32", "bfloat16")),
     "rounds": (10, "timed calls of each"),
     "threads": (cores(), "CPU threads"),

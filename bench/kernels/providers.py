@@ -186,6 +186,7 @@ def our_backends() -> list[str]:
 def all_providers(p: LossProblem) -> list[Provider]:
     """Every provider for this problem, the limit first."""
     rows = p.chunk_rows
+    size = None if DEVICE == "cuda" else rows  # by free memory, as a user calls it: the bars are of that
     modes: dict[str, dict[str, Any]] = {backend: {"backend": backend} for backend in our_backends()}
     if "triton" in modes:
         modes |= {f"triton, {name}": {"backend": "triton", "row_kernel": name} for name in ROW_KERNELS}
@@ -194,7 +195,7 @@ def all_providers(p: LossProblem) -> list[Provider]:
         Provider(LIMIT, Gemms(), "the limit: whole, no loss"),
         Provider(f"{LIMIT}, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
         Provider("4 bare GEMMs", Gemms(logits=2), "the limit of gradients per token: logits twice"),
-        *(Provider(f"ours ({name})", partial(ours, chunk_rows=rows, **mode)) for name, mode in modes.items()),
+        *(Provider(f"ours ({name})", partial(ours, chunk_rows=size, **mode)) for name, mode in modes.items()),
         *(
             Provider(f"ours per token ({name})", partial(ours_per_token, backend=name), per_token)
             for name in our_backends()

@@ -12,7 +12,7 @@ import torch
 
 from bench import harness, measure
 from bench.harness import Row
-from bench.kernels import compare
+from bench.kernels import compare, providers
 from bench.kernels.problem import LossAnswer, errors_of, make_problem, relative, solve
 from bench.kernels.providers import Provider, all_providers, naive
 from kernels.reference import reference_loss
@@ -30,6 +30,15 @@ def rows_of(tmp_path: Path, *options: str) -> dict[str, Row]:
     out = tmp_path / "compare.jsonl"
     harness.run("kernels.compare", compare, [*TINY, *options, f"--out={out}"])
     return {row["case"]: row for row in harness.read(out)[1]}
+
+
+def test_on_a_gpu_ours_takes_the_rows_that_its_memory_allows_as_it_is_shipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for device, rows in (("cpu", 8), ("cuda", None)):
+        monkeypatch.setattr(providers, "DEVICE", device)
+        runs = [x.run for x in all_providers(tiny()) if x.name.startswith("ours (")]
+        assert runs and {run.keywords["chunk_rows"] for run in runs if isinstance(run, partial)} == {rows}
 
 
 def test_the_oracle_is_the_textbooks() -> None:
