@@ -18,7 +18,7 @@ from trainer.gpus import cpu_cores, number_as_listed, smallest_gpu_memory, usabl
 from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
-from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
+from trainer.launcher.placement import Devices, Split, slow_dtype, torchrun_ranks, without_judges
 from trainer.run_folder import claim, copy_tokenizer, latest
 
 
@@ -161,7 +161,7 @@ def dry_run(launch: Launch) -> int:
     if size is not None:
         if text := room.plan(config, size, devices, smallest_gpu_memory(), launch.config, fixed):
             print(text)
-        print(plan(config, size, devices.split()).text)
+        print(plan(config, size, devices.split(), partial(_fits, launch, size, fixed)).text)
     return 0
 
 
@@ -205,6 +205,15 @@ def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, se
             "need, too: lower engine.max_new_tokens, or engine.interruption.hi or answer_tokens"
         )
     return *room.fitted(config, size, gpu, fixed, partial(split, launch)), fixed
+
+
+def _fits(launch: Launch, size: ModelSize, fixed: set[str], other: Split) -> bool:
+    """True if the run fits another split of this machine's GPUs."""
+    try:
+        devices = split(launch, other.learner)
+    except ConfigError:
+        return False
+    return room.fits(launch.config, size, devices, smallest_gpu_memory(), fixed)
 
 
 def split(launch: Launch, ranks: int = 0) -> Devices:

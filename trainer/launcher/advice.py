@@ -99,10 +99,14 @@ def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1
     return Advice(text, best, speedup)
 
 
-def _best(split: Split, width: int, seconds: Callable[[Split], float]) -> tuple[Split, float]:
+def _best(
+    split: Split, width: int, seconds: Callable[[Split], float], fits: Callable[[Split], bool] | None = None
+) -> tuple[Split, float]:
     """The split of the same devices with the shortest step, and how many times as fast it is."""
     total = split.learner + split.engine
     candidates = [Split(total - engine, engine) for engine in range(width, total, width)]
+    if fits:
+        candidates = [new for new in candidates if new == split or fits(new)] or [split]
     best = min(candidates, key=lambda new: (seconds(new), abs(new.engine - split.engine)))
     return best, seconds(split) / seconds(best)
 
@@ -131,9 +135,12 @@ def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advi
     return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
 
-def plan(config: Config, size: ModelSize, split: Split) -> Advice:
+def plan(
+    config: Config, size: ModelSize, split: Split, fits: Callable[[Split], bool] | None = None
+) -> Advice:
     """Advice before a run: `split`, as config and machine give it, compared with the best, at assumed rates.
 
+    `fits` says of another split whether memory allows it.
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
     """
     if config.engine.urls:
@@ -145,7 +152,7 @@ def plan(config: Config, size: ModelSize, split: Split) -> Advice:
     width, longest = config.engine.tensor_parallel, config.engine.longest_completion()
     context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * longest
     rates = assumed_rates(size.parameters, size.layers, size.kv_width, context, width)
-    best, speedup = _best(split, width, lambda new: assumed_step(config, rates, new).step)
+    best, speedup = _best(split, width, lambda new: assumed_step(config, rates, new).step, fits)
     now = assumed_step(config, rates, split)
     text = (
         f"at assumed rates, {split} GPUs (engine + learner) make {3600 / now.step:.3g} steps per hour, "

@@ -61,6 +61,11 @@ def fitted(
     return chosen, devices
 
 
+def fits(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> bool:
+    """True if these devices hold the config, once what `fixed` does not name is chosen."""
+    return gpu is None or not gpu_problem(_chosen(config, size, devices, gpu, fixed), size, devices, gpu)
+
+
 def _chosen(config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]) -> Config:
     """The fastest config that fits these devices; the one that needs least if nothing does."""
     if "engine.slots" not in fixed:
@@ -105,8 +110,8 @@ def _alternatives(
     """Changes of the config as it is set, with each of which the run would fit."""
     engine = config.engine
 
-    def fits(c: Config, on: Devices = devices, memory: float = gpu) -> bool:
-        return not gpu_problem(_chosen(c, size, on, memory, fixed), size, on, memory)
+    def would_fit(c: Config, on: Devices = devices, memory: float = gpu) -> bool:
+        return fits(c, size, on, memory, fixed)
 
     def fits_on(count: int) -> bool:
         kind = engine.kind if "engine.kind" in fixed else "auto"
@@ -125,18 +130,18 @@ def _alternatives(
         return not gpu_problem(chosen, size, on, gpu)
 
     adapted = replace(config, model=replace(config.model, lora=LoraConfig(rank=16)))
-    lora_fits = not config.model.lora.rank and fits(adapted)
+    lora_fits = not config.model.lora.rank and would_fit(adapted)
     if lora_fits:
         yield "--model.lora.rank 16"
     if devices.shared and engine.kind == "torch":
         turns = replace(engine, kind="vllm", colocate=True)
-        if fits(replace(config, engine=turns)):
+        if would_fit(replace(config, engine=turns)):
             yield VLLM
-        elif not lora_fits and fits(replace(adapted, engine=turns)):
+        elif not lora_fits and would_fit(replace(adapted, engine=turns)):
             yield f"--model.lora.rank 16 and {VLLM}"
-        if fits(config, replace(devices, engines=((),))):
+        if would_fit(config, replace(devices, engines=((),))):
             yield "--engine.tensor_parallel 0: the engine on the CPU"
-    larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and fits(config, memory=mib * 2.0**20))
+    larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and would_fit(config, memory=mib * 2.0**20))
     used = len({*chain(*devices.learner), *chain(*devices.engines)})
     most = 0 if devices.world else MOST_GPUS  # torchrun says how many
     more = (f"{n} such GPUs" for n in range(used + 1, most + 1) if fits_on(n))

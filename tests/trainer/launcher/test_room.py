@@ -46,15 +46,16 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setattr(gpus.subprocess, "run", run)
 
     def plan(
-        name: str, vllm: bool, model: str, *flags: str, recipe: str = "scalerl", count: int = 1
-    ) -> tuple[int, str]:
+        name: str, vllm: bool, model: str, *flags: str, recipe: str = "scalerl", count: int = 1,
+        line: str = "plan|error",
+    ) -> tuple[int, str]:  # fmt: skip
         there = object() if vllm else None
         monkeypatch.setattr(importlib.util, "find_spec", lambda x, *y: there if x == "vllm" else find(x, *y))
         card[0] = "".join(CARDS[name].replace("0, GPU", f"{i}, GPU", 1) for i in range(count))
         path = f"Qwen/Qwen3-{model}-Base"
         words = f"--recipe {recipe} --task gsm8k --model.path {path} --dry-run {' '.join(flags)}".split()
         code, said = main(words), capsys.readouterr()
-        return code, re.findall(r"(?m)^(?:plan|error): .*", said.out + said.err)[-1]
+        return code, re.findall(rf"(?m)^(?:{line})[:,].*", said.out + said.err)[-1]
 
     return plan
 
@@ -156,6 +157,14 @@ def test_the_plan_says_where_engines_are_and_nothing_of_those_of_others(dry_run:
     replay = Devices(16, (("0",),), ())
     line = room.plan(Config(), SIZES["Qwen/Qwen3-0.6B"], replay, 8e10, Config(), set())
     assert line.startswith("plan: micro-batches of 16,384 tokens, activations kept; a learner rank takes")
+
+
+def test_no_split_is_advised_that_the_cards_cannot_hold(dry_run: DryRun) -> None:
+    """4B with completions of 34K takes 81 GiB on one rank: 3+1 would be 1.5 times as fast, and is refused."""
+    long = "--engine.max_new_tokens 34816 --engine.interruption.enabled false"
+    assert dry_run("80 GB", True, "4B", long, "--learner.ranks 1", count=4)[0] == 2
+    code, said = dry_run("80 GB", True, "4B", long, count=4, line="at assumed rates")
+    assert code == 0 and "2+2 GPUs" in said and said.endswith("the best split")
 
 
 def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: DryRun) -> None:
