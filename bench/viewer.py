@@ -40,11 +40,12 @@ class Viewer:
 
     def __init__(self, run: Path) -> None:
         command = [sys.executable, "-m", "trainer.view", str(run)]
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout
         self.page = self.process.stdout.readline().strip()  # its address, with the token
-        self.wait_for(lambda run: True)
+        if not self.page:
+            raise ConfigError(f"sigmoid-rl view {run} ended with exit code {self.process.wait()}")
 
     def __enter__(self) -> "Viewer":
         return self
@@ -62,7 +63,7 @@ class Viewer:
             return bytes(answer.read())
 
     def wait_for(self, ready: Any) -> None:
-        """Ask until what the server says of the run is ready."""
+        """Ask until what the server says of the run is ready; TimeoutError if that takes too long."""
         end = time.monotonic() + TIMEOUT_S
         while not ready(json.loads(self.ask("/api/runs"))["runs"][0]):
             if time.monotonic() > end:

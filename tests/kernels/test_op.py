@@ -236,6 +236,12 @@ def test_tied_embeddings_get_both_gradients(backend: str) -> None:
     assert error(table.grad, torch.autograd.grad(loss, table64)[0]) < 1e-5
 
 
+def test_two_runs_give_the_same_bits(backend: str) -> None:
+    p = problem(40)
+    first, second = (run(p, backend=backend, chunk_rows=16, entropy_bonus=0.1) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("backend", BATCH_INVARIANT, indirect=True)
 def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> None:
     p = problem(17, 37, 131) if backend == "cpu" else problem(17, 19, 67)  # two tiles each way in both

@@ -140,8 +140,8 @@ def plan(
 ) -> Advice:
     """Advice before a run: `split`, as config and machine give it, compared with the best, at assumed rates.
 
-    `fits` says of another split whether memory allows it.
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
+    `fits` says of another split whether memory allows it.
     """
     if config.engine.urls:
         return Advice("the engines are on other machines, so there is no split to choose")

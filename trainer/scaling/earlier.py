@@ -56,6 +56,7 @@ class Earlier:
     runs: tuple[Past, ...]
     prior: Prior  # without them
     unit: str  # of compute
+    all_fallen: bool = False  # then they count all the same
 
     def groups(self) -> list[list[Past]]:
         """The runs of each group, which count as one, without those that have fallen."""
@@ -93,9 +94,9 @@ def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Ea
     unit = seen * float(np.median([curve.points[-1].compute for _, curve in curves]))
     prior, checks = replace(DEFAULT, unit=unit), [checked(curve) for _, curve in curves]
     fallen = [has_fallen(data.reward, data.sd) for data in checks]
-    fallen = fallen if not all(fallen) else [False] * len(curves)
-    runs = (Past(group, c, _says(c, prior), fell) for (group, c), fell in zip(curves, fallen, strict=True))
-    return Earlier(tuple(runs), prior, units.pop())
+    counted = [fell and not all(fallen) for fell in fallen]
+    runs = (Past(group, c, _says(c, prior), fell) for (group, c), fell in zip(curves, counted, strict=True))
+    return Earlier(tuple(runs), prior, units.pop(), all(fallen))
 
 
 def prior_after(earlier: Earlier, run: Curve) -> Prior:
@@ -123,17 +124,19 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
         low, high = math.exp(mean - 1.645 * sd), math.exp(mean + 1.645 * sd)
         shape = f", {'B' if name == LAWS[0] else 'p'} {math.exp(mean):.2f} ({low:.2f} to {high:.2f})"
     mean, sd = prior.drift
-    if not count:
-        return "All runs of --like are of this run's own recipe: nothing was learned from them."
     fallen = ", ".join(past.curve.name for past in earlier.runs if past.fallen)
-    left_out = f" Nothing is learned from {fallen}: the reward has fallen from its peak." if fallen else ""
+    about = f"Nothing is learned from {fallen}: the reward has fallen from its peak." if fallen else ""
+    if not count:
+        return about or "All runs of --like are of this run's own recipe: nothing was learned from them."
+    if earlier.all_fallen:
+        about = "All of them have fallen from their peak, and count all the same."
     off = f"Such forecasts are off by {mean:+.2f} ± {sd:.2f} in log odds per e-fold of compute, by theirs"
     if prior.drift == NO_DRIFT:
         off = f"How far off such forecasts are is assumed (± {sd:.2f} in log odds per e-fold of compute)"
     return (
         f"From {count} earlier runs of {groups} recipes: such a run follows {name} with {law.probability:.0%}"
-        f"{shape}. {off}, which is allowed for.{left_out}"
-    )
+        f"{shape}. {off}, which is allowed for. {about}"
+    ).strip()
 
 
 def _says(curve: Curve, before: Prior) -> Prior:

@@ -133,7 +133,8 @@ def main(fd: int, program: str, arguments: Sequence[Any], label: str) -> None:
         error = str(e) if isinstance(e, ConfigError) else f"{label}: {type(e).__name__}: {e}"
         control.sendall(error.encode())
         return
-    signal_at_death_of_parent(0)  # which is the death of the thread that started it; the socket says the end
+    # It would come at the end of the thread that started this process, too; from here on the socket says it.
+    signal_at_death_of_parent(0)
     control.sendall(READY)
     adopt_orphans()
     workers: dict[bytes, int] = {}

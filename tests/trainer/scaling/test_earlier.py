@@ -175,7 +175,12 @@ def test_a_run_that_has_fallen_is_named_and_widens_nothing(earlier: Earlier) -> 
     assert "Nothing is learned from collapsed: the reward has fallen" in describe_prior(
         prior_after(more, new), more
     )
-    assert not learn({"other": [collapsed]}).runs[0].fallen  # alone, it says what it can
+    alone = learn({"other": [collapsed]})  # it says what it can
+    assert not alone.runs[0].fallen
+    assert "have fallen from their peak, and count" in describe_prior(prior_after(alone, new), alone)
+    own = next(iter(earlier.runs))
+    beside = learn({own.group: [own.curve], "other": [collapsed]}).without(own.curve)
+    assert describe_prior(prior_after(beside, own.curve), beside).startswith("Nothing is learned from coll")
 
 
 def test_the_commands_forecast_with_earlier_runs(command: Command) -> None:

@@ -66,7 +66,7 @@ REWARDS = {
     "eval/eval_default_pass1": "train/reward eval/eval_default_pass4",
     "eval/eval_aime_pass1": "train/reward eval/eval_aime_pass4",
     "validation/accuracy": "train/reward",
-    "Accuracy": "gpu_hours accuracy_std",
+    "Accuracy": "gpu_hours accuracy_std format_accuracy",
 }
 SETTINGS = {
     "val-core/aime/acc/mean@16": {"held-out set": "aime", "samples per prompt": "16"},
@@ -245,6 +245,8 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
      "--reward-range -1 3"),
     ("a.csv", "i,reward,loss\n1,20,.2\n2,30,.1\n", ["--reward-column", "reward"], "set --compute-column to "
      "one of i, loss, reward; all that it needs at once, such as --compute-column i --reward-range 0 100"),
+    ("a.csv", "once,i,reward,loss\n5,1,20,.2\n,2,30,.1\n", ["--reward-column", "reward"],
+     "all that it needs at once, such as --compute-column i --reward-range 0 100"),
     ("a.csv", "_runtime,x_score\n1,.2\n2,.3\n", [], "--reward-column x_score --devices N"),
     ("a.csv", "step,reward\n1,.2\n", ["--reward-column", "r"], "no column 'r'; set --reward-column to"),
     ("a.csv", "step,reward\n1,.2\n", ["--compute-column", "c"], "no column 'c'; set --compute-column to"),

@@ -265,6 +265,8 @@ def test_a_scorer_whose_import_hangs_is_named_and_ends_with_the_run(
     with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert "verifier.kind hanging_rewards:judge: its import takes more than 1 s" in run.stdout.readline()
+        while not (pid.is_file() and pid.read_text()):  # the module is being imported
+            time.sleep(0.05)
         run.terminate()
     assert ended(int(pid.read_text()))
 

@@ -16,12 +16,13 @@ HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
     rf"(?:.+/)?val-core/.+/mean{AT}\d+|{HELD_OUT}/.+/(?:avg|mean){AT}\d+",  # verl; prime-rl
     rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
 )
-PLAIN_REWARD = (  # value: TensorBoard's CSV
-    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"
-    rf"|(?!{TRAINED}[/_])\w+_accuracy"
-)
+# The second is a part of an answer's score, if there is no plain one; value: TensorBoard's CSV.
+PLAIN_REWARD = (
+    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value", rf"(?!{TRAINED}[/_])\w+_accuracy",
+)  # fmt: skip
 TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
-REWARD = "|".join((*HELD_OUT_REWARD, PLAIN_REWARD, TRAINING))
+PLAIN_OR_TRAINING = "|".join((*PLAIN_REWARD, TRAINING))
+REWARD = "|".join((*HELD_OUT_REWARD, PLAIN_OR_TRAINING))
 TRAINED_BESIDE = (
     r"(?:.+/)?(?:(?:policy_|pg_|training )?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
 )
@@ -84,7 +85,7 @@ def reward_columns(columns: Sequence[str], choice: str | None) -> list[str]:
     if choice is not None:
         return _named(choice, columns)
     beside = any(matching(TRAINED_BESIDE, columns))
-    names = HELD_OUT_REWARD if beside else (*HELD_OUT_REWARD, PLAIN_REWARD)
+    names = HELD_OUT_REWARD if beside else (*HELD_OUT_REWARD, *PLAIN_REWARD)
     return next((held_out for pattern in names if (held_out := matching(pattern, columns))), [])
 
 
@@ -97,7 +98,7 @@ def reward_column(columns: Sequence[str], choice: str | None) -> str:
         return rewards[0]
     why = "several columns could be the reward"
     input_alone = " (for one input alone: RUN@reward=NAME)" if rewards else ""
-    if not rewards and matching(f"{TRAINING}|{PLAIN_REWARD}", columns):
+    if not rewards and matching(PLAIN_OR_TRAINING, columns):
         why = "no column is recognized as a held-out reward; if you mean that of the training batches"
     elif not rewards:
         why = "no column is recognized as a reward"
@@ -107,7 +108,7 @@ def reward_column(columns: Sequence[str], choice: str | None) -> str:
 
 def reward_candidates(columns: Sequence[str]) -> list[str]:
     """The columns that may be the reward: held-out ones, else those of the training batches, else all."""
-    return reward_columns(columns, None) or matching(f"{TRAINING}|{PLAIN_REWARD}", columns) or list(columns)
+    return reward_columns(columns, None) or matching(PLAIN_OR_TRAINING, columns) or list(columns)
 
 
 def training_reward(columns: Sequence[str], reward: str) -> str:

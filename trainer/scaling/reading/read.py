@@ -179,7 +179,9 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
 def _all_at_once(rows: list[Row], columns: list[str], options: ReadOptions) -> str:
     """All options that the run needs, to paste, with the likeliest columns; empty if it is one at most."""
     flags, rewards = [], names.reward_columns(columns, options.reward_column)
-    if len(rewards) != 1 and options.reward_column is None:
+    if len(rewards) != 1 and options.reward_column is not None:
+        return ""  # the error says which columns it may be
+    if len(rewards) != 1:
         rewards = names.likeliest(names.reward_candidates(columns))
         flags.append(f"--reward-column {shlex.quote(rewards[0])}")
     asked = (options.compute_column, options.devices, options.gpu_hours_per_step)
@@ -199,7 +201,8 @@ def _all_at_once(rows: list[Row], columns: list[str], options: ReadOptions) -> s
 def _grows(rows: list[Row], column: str) -> bool:
     with suppress(ConfigError):
         values = numbers(rows, column)
-        return bool((np.diff(values[~np.isnan(values)]) > 0).all())
+        growth = np.diff(values[~np.isnan(values)])
+        return growth.size > 0 and bool((growth > 0).all())
     return False
 
 
