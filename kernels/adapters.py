@@ -139,12 +139,15 @@ def causal_lm_loss(
     shift_labels: Tensor | None = None,
     reduce: Reduce | None = None,  # for a DTensor weight, as in `policy_loss`
 ) -> Tensor:
-    """`transformers.loss.loss_utils.ForCausalLMLoss` of transformers 5.17, from hidden states for logits."""
+    """`transformers.loss.loss_utils.ForCausalLMLoss` of transformers 5.17, from hidden states for logits.
+
+    0 if no token counts, of which transformers makes NaN.
+    """
     if shift_labels is None:
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.reshape(-1).to(hidden.device)
     counted = target != ignore_index
-    number = counted.sum() if num_items_in_batch is None else num_items_in_batch
+    number = counted.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
     return _negative_log_likelihood(hidden.flatten(0, -2), weight, target, counted.float() / number, reduce)
 
 

@@ -10,6 +10,7 @@ from .term import Term
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ROUNDED = (torch.bfloat16, torch.float16, torch.float32)
+_OPTIONAL = ("logprobs_ref", "sequences")
 
 
 class NonFiniteError(ValueError):
@@ -17,13 +18,15 @@ class NonFiniteError(ValueError):
 
 
 def check_tensors(tensors: Mapping[str, Tensor | None]) -> None:
-    """ValueError unless all that are given are tensors on the device of the first."""
+    """ValueError unless all are tensors on the device of the first, or None where that is an option."""
     first = next(iter(tensors))
     device = getattr(tensors[first], "device", None)
     for name, x in tensors.items():
-        if x is not None and not isinstance(x, Tensor):
+        if x is None and name in _OPTIONAL:
+            continue
+        if not isinstance(x, Tensor):
             raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
-        if x is not None and x.device != device:
+        if x.device != device:
             raise ValueError(f"{name} is on {x.device}, {first} on {device}; put both on one device")
 
 
@@ -46,8 +49,8 @@ def check_shapes(
             f"expected hidden (N, H), leading dimensions flattened, and weight (V, H), "
             f"given {shapes[0]} and {shapes[1]}"
         )
-    if not len(weight):
-        raise ValueError("weight (V, H) has no rows; expected at least one token of the vocabulary")
+    if not weight.numel():
+        raise ValueError(f"weight (V, H) has shape {shapes[1]}; expected V and H of at least 1")
     if logits_dtype not in _ROUNDED:
         raise ValueError(f"logits_dtype: expected float32, bfloat16 or float16, given {logits_dtype}")
     n = hidden.shape[0]

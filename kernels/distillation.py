@@ -57,6 +57,10 @@ def forward_kl(logprobs: Tensor, teacher: Tensor) -> Tensor:
     It is at most the KL over the vocabulary, and equal to it if π is proportional to q on the others. From
     FP32 log-probs s is known to 1e-7: its gradient errs by about 1e-7 / s of itself, and is 0 below.
     """
+    if logprobs.dim() != 2 or logprobs.shape != teacher.shape:
+        raise ValueError(
+            f"expected log-probs (N, k) of both, given {tuple(logprobs.shape)} and {tuple(teacher.shape)}"
+        )
     student, teacher = (torch.cat([x, _log_rest(x)], 1) for x in (logprobs, teacher))
     return (teacher.exp() * (teacher - student)).where(teacher > float("-inf"), 0.0).sum(1)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -22,6 +23,9 @@ def operands(
     """
     if reduce not in (None, *get_args(Reduce)):
         raise ValueError(f"reduce is {reduce!r}; expected 'mean', 'sum', or None")
+    traced = torch.compiler.is_compiling()
+    if not traced and any(unpack_dual(x).tangent is not None for x in (hidden, weight)):
+        raise RuntimeError("hidden or weight has a tangent; the op has no forward-mode derivative (jvp)")
     if hasattr(hidden, "full_tensor"):
         raise ValueError("hidden is a DTensor; expected this rank's own rows: give hidden.to_local()")
     device = hidden.device.type

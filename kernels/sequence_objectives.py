@@ -163,6 +163,9 @@ class OutsideBand:
     mean: bool = True
     negative: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields("OutsideBand", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
+
     def __call__(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Tensor:
@@ -179,6 +182,9 @@ class SecondMoment:
     """
 
     threshold: float = 0.04
+
+    def __post_init__(self) -> None:
+        check_fields("SecondMoment", self.threshold >= 0, "a number, 0 or more", threshold=self.threshold)
 
     def __call__(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -252,6 +258,9 @@ class KLCov:
 
     share: float = 2e-4
     coefficient: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields("KLCov", 0 < self.share <= 1, "0 < share ≤ 1", share=self.share)
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor

@@ -57,6 +57,9 @@ class Settings:
         makers = [entry.make for entry in OBJECTIVES.values()]
         if not known or isinstance(self.objective, type) or self.objective in makers:
             raise ValueError(f"objective: expected an objective such as CISPO(), given {self.objective!r}")
+        for name, kind in (("kl", KL), ("group", dist.ProcessGroup)):
+            if not isinstance(value := getattr(self, name), kind | None):
+                raise ValueError(f"{name}: expected a {kind.__name__}, or None, given {value!r}")
         if not math.isfinite(self.entropy_bonus):
             raise ValueError(f"entropy_bonus is {self.entropy_bonus}; expected a number")
         if self.softcap is not None and not 0 < self.softcap < math.inf:

@@ -112,6 +112,14 @@ def test_transformers_causal_lm_loss(number: Any, shifted: bool) -> None:
     compare(ours, theirs)
 
 
+def test_transformers_causal_lm_loss_of_no_token_is_0() -> None:
+    p = problem()
+    hidden, labels = p["hidden"][None].requires_grad_(), torch.full((1, len(p["hidden"])), -100)
+    loss = adapters.causal_lm_loss(hidden, p["weight"], labels)
+    loss.backward()
+    assert loss == 0 and hidden.grad is not None and not hidden.grad.any()
+
+
 @pytest.mark.parametrize(
     "call",
     [

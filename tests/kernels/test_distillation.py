@@ -122,6 +122,8 @@ def test_two_runs_have_the_same_bits_and_wrong_shapes_are_a_clear_error() -> Non
     padded[3, -1] = -1
     with pytest.raises(ValueError, match="ids from -1"):
         topk_logprob(p["hidden"], weight, padded)
+    with pytest.raises(ValueError, match=r"log-probs \(N, k\) of both, given \(2, 3\) and \(2, 1\)"):
+        forward_kl(torch.zeros(2, 3), torch.zeros(2, 1))
 
 
 def test_a_frozen_weight_gets_no_gradient_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:

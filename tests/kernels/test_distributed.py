@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from kernels import GSPO, KL, backend_info, topk_logprob
 
@@ -178,6 +179,7 @@ WAYS = {  # tied; the modules that are wrapped beside the root; the loss is in t
     "tied, after the root's forward": (True, [["body"]], False),
     "tied, with the embedding": (True, [["body"], ["embedding", "head"]], True),
 }
+DDP = {f"DDP, tied {t}, inside {i}": (t, i) for t, i in product((False, True), (False, True))}
 
 
 def ways(rank: int, size: int) -> dict[str, Tensor]:
@@ -198,17 +200,24 @@ def ways(rank: int, size: int) -> dict[str, Tensor]:
         for parameter, x in policy.named_parameters():
             assert isinstance(x.grad, DTensor)
             results[f"{way}: {name} {reduce} {parameter}"] = x.grad.full_tensor()
+    for (way, (tied, inside)), (name, loss) in product(DDP.items(), LOSSES.items()):
+        policy = Policy(tied, loss if inside else None)
+        parallel = DistributedDataParallel(policy)  # it must live until the backward
+        out = parallel(p)
+        (out if inside else loss(out, policy.head.weight, p)).backward()
+        results |= {f"{way}: {name} mean {k}": x.grad for k, x in policy.named_parameters()}
     return results
 
 
-def test_fsdp2s_parameters_get_the_gradient_of_all_ranks_tokens_in_every_way(tmp_path: Path) -> None:
+def test_parameters_get_the_gradient_of_all_ranks_tokens_in_every_way(tmp_path: Path) -> None:
     expected = {}
-    for (way, (tied, _, _)), (name, loss) in product(WAYS.items(), LOSSES.items()):
+    for (way, (tied, *_)), (name, loss) in product({**WAYS, **DDP}.items(), LOSSES.items()):
         policy = Policy(tied, loss)
         sum(policy(rows_of(problem(), rank, 2)) for rank in range(2)).backward()  # type: ignore[attr-defined]
         for parameter, x in policy.named_parameters():
             assert x.grad is not None
-            expected[f"{way}: {name} sum {parameter}"] = x.grad
+            if way not in DDP:
+                expected[f"{way}: {name} sum {parameter}"] = x.grad
             expected[f"{way}: {name} mean {parameter}"] = x.grad / 2
     for got in on_ranks(2, tmp_path, ways):
         assert got.keys() == expected.keys()

@@ -470,6 +470,9 @@ def test_a_token_the_generator_gave_no_chance_makes_no_nan(name: str) -> None:
         (lambda: kernels.GMPO(-0.1), "low is -0.1"),
         (lambda: kernels.OverSequences(Clip()), "differentiates its ratio; expected mean=True"),
         (lambda: kernels.OverSequences(kernels.DPPO(), mean=True), "compares probabilities"),
+        (lambda: kernels.OutsideBand(2.0, 1.0), "low is 2.0, high is 1.0; expected 0 ≤ low < high"),
+        (lambda: kernels.M2PO(-0.1), "threshold is -0.1"),
+        (lambda: kernels.KLCov(2.0), "share is 2.0"),
         (lambda: KL(0.1, "k4"), "estimator is 'k4'; expected one of k1, k2, k3, unbiased"),
         (lambda: KL(math.nan), "coefficient is nan"),
     ],
@@ -488,6 +491,8 @@ class Unhashable(kernels.CISPO):
     [
         ({"objective": kernels.GMPO()}, "GMPO.* needs sequences"),
         ({"kl": KL(0.1)}, "kl and logprobs_ref go together"),
+        ({"kl": 0.1, "logprobs_ref": torch.zeros(13)}, "kl: expected a KL, or None, given 0.1"),
+        ({"group": "tp"}, "group: expected a ProcessGroup, or None, given 'tp'"),
         ({"objective": 3}, "objective: expected an objective such as CISPO"),
         ({"objective": kernels.CISPO}, "objective: expected an objective such as CISPO"),
         ({"objective": kernels.GSPO}, "objective: expected an objective such as CISPO"),

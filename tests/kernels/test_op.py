@@ -14,9 +14,11 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import torch
 import torch._dynamo.testing
+import torch.distributed as dist
 from backends import BACKENDS
 from losses import LOSSES, Watch, error, exact, leaves, problem, rounded, run, spy
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import kernels
@@ -193,7 +195,7 @@ def test_the_rows_of_a_chunk_follow_the_free_gpu_memory(monkeypatch: pytest.Monk
         free |= {"cuda": cuda * 10**9, "unused": unused * 10**9}
         assert rows(Settings()) == times * 8192
     assert rows(Settings(row_kernel="fused-epilogue")) == 98304  # only bf16
-    assert rows(Settings(group=Mock())) == rows(Settings(exact=True)) == 8192
+    assert rows(Settings(group=Mock(dist.ProcessGroup))) == rows(Settings(exact=True)) == 8192
     assert head.cuda_chunk_rows(hidden, weight.float(), Settings()) == 8192  # parts, as large as the logits
     hidden.__len__.return_value = 8192
     assert rows(Settings()) == 8192
@@ -206,6 +208,15 @@ def test_differentiating_twice_is_refused(loss: Callable[..., Tensor]) -> None:
     (first,) = torch.autograd.grad(out, q["hidden"], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once"):
         first.sum().backward()
+
+
+@on_both
+@pytest.mark.parametrize("name", ["hidden", "weight"])
+def test_a_forward_mode_derivative_is_refused_not_zero(loss: Callable[..., Tensor], name: str) -> None:
+    p = problem()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        q = p | {name: forward_ad.make_dual(p[name], p[name])}
+        loss(q["hidden"], q["weight"], q)
 
 
 @on_both
