@@ -69,6 +69,8 @@ def test_evaluations_are_taken_of_rows_of_several_kinds(tmp_path: Path) -> None:
         ),
         (["pass_rate"], ""),
         (["eval/reward"], ""),
+        (["eval/reward/judge", "learner/loss"], ""),  # of a run of ours
+        (["eval/math/maj@8", "learner/loss"], ""),
     ],
 )
 def test_a_reward_that_may_be_that_of_the_training_batches_is_called_so(
