@@ -106,6 +106,11 @@ def launching(hidden: Tensor) -> Iterator[None]:
         yield
 
 
+def capturing(x: Tensor) -> bool:
+    """True if a CUDA graph is being captured, which forbids waiting for values of x."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def backend_info() -> dict[str, dict[str, Any]]:
     """State of each backend: if it works here, and what it uses (ISA, threads, versions) or why not."""
     info: dict[str, dict[str, Any]] = {}

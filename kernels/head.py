@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .backends import Backend, choose, notice
+from .backends import Backend, capturing, choose, notice
 from .rows import Gradient, merge_over
 from .settings import Settings
 
@@ -26,17 +26,13 @@ def cuda_chunk_rows(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
     CUDA_CHUNK_ROWS itself where the logits' gradients are split into parts, which need as much memory again,
     where the ranks of a `group` must have chunks alike, and while a graph is captured.
     """
-    split = settings.exact or hidden.dtype != weight.dtype
-    if len(hidden) <= CUDA_CHUNK_ROWS or not hidden.is_cuda or split or settings.group is not None:
-        return CUDA_CHUNK_ROWS
-    if torch.cuda.is_current_stream_capturing():
+    fixed = settings.exact or hidden.dtype != weight.dtype or settings.group is not None
+    if fixed or not hidden.is_cuda or len(hidden) <= CUDA_CHUNK_ROWS or capturing(hidden):
         return CUDA_CHUNK_ROWS
     unused = torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
     free = torch.cuda.mem_get_info(hidden.device)[0] + unused - 8 * weight.numel()
-    row = len(weight) * (
-        2 if settings.row_kernel == "fused-epilogue" else 4
-    )  # bytes: bf16 gradients, or FP32
-    return max(1, free // 2 // row // CUDA_CHUNK_ROWS) * CUDA_CHUNK_ROWS
+    logit = 2 if settings.row_kernel == "fused-epilogue" else 4  # bytes: bf16 gradients alone, or FP32
+    return max(1, free // 2 // (logit * len(weight)) // CUDA_CHUNK_ROWS) * CUDA_CHUNK_ROWS
 
 
 @dataclass(frozen=True, slots=True)

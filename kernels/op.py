@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from .backends import launching, unavailable
+from .backends import capturing, launching, unavailable
 from .check import check_log_probs, check_values
 from .chunk_loop import STATS, StepOutputs, train
 from .head import LMHead, gradient_dtype
@@ -62,11 +62,6 @@ class Arguments(NamedTuple):
             self.targets.long(), self.logprobs_gen, self.advantages, self.token_weights,
             self.inverse_temperature, self.logprobs_ref, self.sequences,
         )  # fmt: skip
-
-
-def capturing(x: Tensor) -> bool:
-    """True if a CUDA graph is being captured, which forbids waiting for values of x."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def weighted_rows(token_weights: Tensor) -> Tensor | None:

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .backends import launching
+from .backends import capturing, launching
 from .check import check_log_probs, check_shapes, check_values, inverse
 from .head import LMHead
-from .op import capturing, weighted_rows
+from .op import weighted_rows
 from .operands import Reduce, operands, shard_offset
 from .rows import gradient, softmax
 from .settings import NAMESPACE, Settings, lookup, register

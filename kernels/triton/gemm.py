@@ -56,17 +56,8 @@ def gemm(
                 right = weight.load([column_start, part * width + depth])
             else:
                 left = block(h, row_start, rows, h_stride, depth, width, ROWS, DEPTH, EVEN)
-                right = block(
-                    weight + part * width,
-                    column_start,
-                    vocabulary,
-                    weight_stride,
-                    depth,
-                    width,
-                    COLUMNS,
-                    DEPTH,
-                    EVEN,
-                )
+                w = weight + part * width
+                right = block(w, column_start, vocabulary, weight_stride, depth, width, COLUMNS, DEPTH, EVEN)
             if INTERPRET:  # its dot is wrong for bf16, and NumPy's result depends on a row's position
                 product += tl.sum(as_fp32(left)[:, None, :] * as_fp32(right)[None, :, :], 2)
             else:

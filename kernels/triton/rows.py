@@ -69,7 +69,10 @@ def single_pass(
 
     One read, one write. The anchor m is the generator's estimate of the row's log-sum-exp, u_y − log π_gen,
     raised where a logit exceeds it by more than RAISE; without a target in [0, V) it starts at the first
-    tile's maximum. Then dX = s (Ê W), dW = Êᵀ (s h), s = −c / total.
+    tile's maximum. log π_gen counts as −60 at least (generators report −9999 for impossible tokens), so that
+    e^{u − m} is a normal number for logits down to 27 below the target's.
+
+    Then dX = s (Ê W), dW = Êᵀ (s h), s = −c / total.
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)

@@ -112,12 +112,16 @@ def test_transformers_causal_lm_loss(number: Any, shifted: bool) -> None:
     compare(ours, theirs)
 
 
-def test_transformers_causal_lm_loss_of_no_token_is_0() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [adapters.linear_cross_entropy, lambda h, w, y: adapters.causal_lm_loss(h, w, y, shift_labels=y)],
+)
+def test_a_mean_of_no_token_is_0_and_compiled_without_a_graph_break(loss: Call) -> None:
     p = problem()
-    hidden, labels = p["hidden"][None].requires_grad_(), torch.full((1, len(p["hidden"])), -100)
-    loss = adapters.causal_lm_loss(hidden, p["weight"], labels)
-    loss.backward()
-    assert loss == 0 and hidden.grad is not None and not hidden.grad.any()
+    hidden = p["hidden"].requires_grad_()
+    out = torch.compile(loss, backend="eager", fullgraph=True)(hidden, p["weight"], 0 * p["targets"] - 100)
+    out.backward()
+    assert out == 0 and hidden.grad is not None and not hidden.grad.any()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,6 @@ def test_transformers_causal_lm_loss_of_no_token_is_0() -> None:
         lambda h, w, y: adapters.verl_linear_cross_entropy(h, w, y, 1.0, "batchmean"),
         lambda h, w, y: adapters.liger_scaled_cross_entropy(h, w, y, selected_token_ids=y),
         lambda h, w, y: adapters.linear_cross_entropy(h, w, y, reduction="batchmean"),
-        lambda h, w, y: adapters.linear_cross_entropy(h, w, 0 * y - 100),
     ],
 )
 def test_what_is_not_supported_is_refused(call: Call) -> None:
