@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trainer.config import LoraConfig
 from trainer.learner.lora import adapted_layers, adapter_of, add_adapters, weights_for_engines
 from trainer.learner.weight_file import WeightFiles
-from trainer.models.lora import push_metadata
+from trainer.models.lora import push_metadata, write_adapter
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Pushed:
 def push(
     folder: str, out: Path, dtype: str = "float32", rank: int = 4, targets: tuple[str, ...] = ()
 ) -> Pushed:
-    """Adapt the model in `folder`, whose base is in `dtype`, and write both files into `out`."""
+    """Adapt the model in `folder`, whose base is in `dtype`, and write both files into `out`; and, in PEFT's
+    format as in a checkpoint, out/adapter."""
     out.mkdir(exist_ok=True)
     lm, plain = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
     lora, kind = LoraConfig(rank=rank, alpha=10, targets=targets), getattr(torch, dtype)
@@ -35,6 +36,7 @@ def push(
             plain.get_parameter(f"{name}.weight").copy_(sum_)
     adapter = adapter_of(lm, folder, lora)
     assert adapter is not None
+    write_adapter(out / "adapter", adapter)
     trained = {n: w for n, w in lm.named_parameters() if w.requires_grad}
     metadata = push_metadata(adapter, folder, dtype)
     assert metadata
