@@ -63,7 +63,7 @@ CEILINGS = {
     # 15 `view`, 2 Trackio
     # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for,
     # 47 one command; 5 experts
-    "trainer": 2_244,  # 6 no split is advised that memory refuses
+    "trainer": 2_245,  # 1 no free memory known; 6 no split is advised that memory refuses
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -84,7 +84,7 @@ CEILINGS = {
     # 8 wrong answers alone
     # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes,
     # 9 steps without a signal
-    "launcher": 1_995,  # 8 of another split: does it fit
+    "launcher": 2_013,  # 18 a fallen run goes on more slowly, another recipe; 8 of another split: does it fit
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
@@ -93,7 +93,7 @@ CEILINGS = {
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_483,  # 8 what a worker has started ends with it, 8 an import that hangs
+    "verifiers": 1_485,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
     "sweep": 918,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
@@ -112,8 +112,9 @@ CEILINGS = {
     # 78 pictures and the story
     # 56 damaged logs, 25 a resumed run of W&B, 10 options at once, 18 fallen runs of --like
     # 221 QuACK's GEMM run from PTX; 96 laws of the literature, the rate ahead
+    # 37 what a stranger tried of the loss, DDP; 41 the end of a fallen run, Linux alone
     # 37 what a stranger tried of the loss, DDP
-    "tests": 31_212,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 31_253,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -69,9 +69,10 @@ def examine() -> Iterator[Finding]:
     advice = "engine and learner take turns on it: about twice the time"
     yield Finding("CPU", cores > 1, f"{cores} cores, {platform.machine()}", advice, required=False)
     page = os.sysconf("SC_PAGE_SIZE") / GIB
-    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    total, known = os.sysconf("SC_PHYS_PAGES") * page, "SC_AVPHYS_PAGES" in os.sysconf_names  # not on macOS
+    free = f", {os.sysconf('SC_AVPHYS_PAGES') * page:.1f} free" if known else ""
     advice = f"the default recipe needs {MIN_MEMORY} GiB; --recipe tiny needs 2"
-    yield Finding("memory", total >= MIN_MEMORY, f"{total:.1f} GiB, {free:.1f} free", advice)
+    yield Finding("memory", total >= MIN_MEMORY, f"{total:.1f} GiB{free}", advice)
     yield from _disks()
     yield from _gpus()
     yield from _packages()

@@ -1,6 +1,7 @@
 """Promises of the doctor: what is missing or wrong is named with its remedy; scripts read the exit code."""
 
 import importlib.metadata
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -28,6 +29,13 @@ def test_this_machine_is_examined_whole() -> None:
     assert report["torch"].status == "ok" and report["Python"].status == "ok"
     assert {"CPU", "memory", "/dev/shm", "vllm", "default model", "C++ compiler"} <= report.keys()
     assert all(f.advice for f in report.values() if f.status == "wrong")
+
+
+def test_a_system_that_does_not_tell_its_free_memory_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}  # macOS lacks SC_AVPHYS_PAGES
+    monkeypatch.setattr(os, "sysconf_names", names)
+    monkeypatch.setattr(os, "sysconf", names.__getitem__)
+    assert next(f for f in doctor.examine() if f.name == "memory").detail == "16.0 GiB"
 
 
 @pytest.mark.parametrize(

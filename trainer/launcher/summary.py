@@ -45,7 +45,8 @@ def finish(
     samples = not config.objective.supervised  # else engines are idle, as they should be
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
     advice = advice and f"While it trained: {advice}"
-    text = f"{text}\n\n{what_next(config)}"
+    best = max(points, key=lambda p: p.pass_rate).step if fit and "falling" in fit.flags else None
+    text = f"{text}\n\n{what_next(config, best)}"
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
 

@@ -46,6 +46,8 @@ class CodeSandbox:
     """Starts sandboxes, from one event loop. ConfigError if this machine permits none."""
 
     def __init__(self, config: CodeConfig) -> None:
+        if sys.platform != "linux":
+            raise ConfigError("verifier.kind code runs on Linux alone: train there, or give another kind")
         size, runner, packages = config.file_mb << 20, code_runner.__file__, sysconfig.get_path("purelib")
         self._limits = {"RLIMIT_AS": config.memory_mb << 20, "RLIMIT_CPU": config.cpu_s}
         self._limits |= {"RLIMIT_FSIZE": size, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0}

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.accounting.ledger import Ledger
-from trainer.launcher.summary import graded, summary_text
+from trainer.config import Config
+from trainer.launcher.summary import finish, graded, summary_text
 from trainer.messages import Spans
+from trainer.scaling import EvalPoint, curve_of, fit_curve
 
 
 @dataclass
@@ -39,6 +41,17 @@ def test_the_summary_shows_start_and_end_where_the_compute_went_and_what_is_wher
     assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
     assert "learner's memory    2.5 GB at most on a rank, 3.25 GB estimated" in text
     assert "memory" not in summary_text(tmp_path, [], ledger, "no curve", "nothing to split", (0.0, 3.25))
+
+
+def test_a_run_whose_reward_has_fallen_is_not_told_to_go_on(tmp_path: Path) -> None:
+    rates = [0.1, 0.2, 0.4, 0.6, 0.7, 0.7, 0.5, 0.3, 0.2, 0.15]
+    points = [EvalPoint(10 * i, i / 10, rate, 0.01) for i, rate in enumerate(rates)]
+    ledger = Ledger({"learner": 1.0}, "core-hours", 0.0, None)
+    ledger.add(Spans("learner", (("idle", 0, 3600),)))
+    for some, fallen in ((points, True), (points[:6], False)):
+        fit = fit_curve(curve_of("run", "core-hours", some))
+        text = finish(Config(run_dir=str(tmp_path)), some, fit, ledger, (0.0, 0.0))
+        assert ("since step 40: more steps are no help" in text) == fallen != ("--resume" in text)
 
 
 def test_of_rewards_that_follow_from_the_pass_rate_nothing_is_said(tmp_path: Path) -> None:

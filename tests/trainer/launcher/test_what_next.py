@@ -24,6 +24,7 @@ def test_each_warning_of_a_run_is_said_once(tmp_path: Path) -> None:
     assert text.startswith("odd in this run\n  step 4: far (2 times)\n  step 5: few\n\nwhat next\n")
     (tmp_path / "metrics.jsonl").write_text("")
     assert what_next(Config(run_dir=str(tmp_path))).startswith("No sign of trouble in this run.\n")
+    assert "\n  the held-out reward has fallen since step 30" in what_next(Config(run_dir=str(tmp_path)), 30)
 
 
 LIMITS = {
@@ -51,15 +52,40 @@ def test_the_command_to_go_on_doubles_what_ended_the_run(by: str, tmp_path: Path
     assert getattr(resumed.config.pipeline, key) == twice
 
 
+def save(run: Path, *steps: int) -> None:
+    for folder in (run / "checkpoints" / f"step-{step:06d}" for step in steps):
+        folder.mkdir(parents=True)
+        (folder / "controller.json").write_text("{}")
+
+
+def test_a_run_that_has_fallen_goes_on_more_slowly_from_before(tmp_path: Path) -> None:
+    run = str(tmp_path / "a run")
+    config = cli.parse(["--recipe", "tiny", "--learner.lr", "3e-4", "--run-dir", run]).config
+    save(Path(run), 25, 40)
+    Path(run, "config.yaml").write_text(cli.to_yaml(config))
+    for best, branch in ((30, f"{run}@25"), (25, f"{run}@25"), (20, "")):
+        (name, command), *_ = commands(config, best).items()
+        launch = cli.parse(shlex.split(command)[3:])
+        assert name == "train more slowly" and launch.branch == branch
+        assert (launch.config.learner.lr, launch.config.run_dir) == (1e-4, f"{run}-slower")
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "demo", "grpo"])
+def test_another_recipe_runs_on_the_same_data_and_model(recipe: str, tmp_path: Path) -> None:
+    config = cli.parse(["--recipe", recipe, "--run-dir", str(tmp_path)]).config
+    *_, (_, train), (_, compare) = commands(config).items()
+    another = cli.parse(shlex.split(train)[3:]).config
+    assert (another.data, another.model.path) == (config.data, config.model.path)
+    assert another.objective.loss != config.objective.loss
+    assert shlex.split(compare)[-2:] == [str(tmp_path), another.run_dir]
+
+
 def test_commands_name_the_newest_checkpoint_that_is_there(tmp_path: Path) -> None:
     config = cli.parse(["--recipe", "sft", "--task", "gsm8k", "--run-dir", str(tmp_path)]).config
-    assert [*commands(config)] == ["go on", "compare with another"]
-    for step in (25, 40):
-        save = tmp_path / "checkpoints" / f"step-{step:06d}"
-        save.mkdir(parents=True)
-        (save / "controller.json").write_text("{}")
-    said = commands(config)
-    assert f"--branch-from {tmp_path}@40 --recipe scalerl" in said["RL from here"]
+    assert [*commands(config)][:2] == ["go on", "look at its rollouts"]
+    save(tmp_path, 25, 40)
+    said = commands(config, best=30)
+    assert f"--branch-from {tmp_path}@40 --recipe scalerl --task gsm8k" in said["RL from here"]
     assert said["more answers a question"].startswith(f"python -m trainer.evaluate {tmp_path}@40 ")
     record_end(tmp_path, "forecast", 0.0)
     plain = cli.parse(["--run-dir", str(tmp_path)]).config

@@ -280,6 +280,12 @@ def test_that_namespaces_are_forbidden_is_one_line(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(caught.value)
 
 
+def test_a_system_without_the_calls_of_linux_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="Linux alone: train there"):
+        CodeSandbox(CodeConfig(sandbox="none"))
+
+
 UNKNOWN = [
     '[{"input": "1", "output": "1", "testtype": "functional"}]',
     "[]",
