@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := .venv/.sigmoid-rl-installed
 REQUIREMENTS := requirements/cpu.txt
 TEST_STAMP := .venv/.sigmoid-rl-tests-installed
-TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
+TEST_REQUIREMENTS := $(patsubst %,requirements/%.txt,tests examples docs wheel)
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 WHEEL_TEST := cd tests/wheel && ../../.venv-wheel/bin/python -P -m pytest -q -c /dev/null --rootdir=. --confcutdir=. -p no:cacheprovider
@@ -70,9 +70,8 @@ test-triton: setup-tests  ## compile and interpret every Triton kernel with the 
 	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_*.py tests/kernels/test_ptx.py tests/kernels/test_rows.py tests/kernels/test_body.py \
 		--deselect tests/kernels/test_ptx.py::test_every_gemm_is_float64s_with_copies_and_products_early_and_late_and_misses_each_wait
 
-wheel: setup  ## build/wheels: the loss as sigmoid-rl-kernels, with its native library, for any Linux of its glibc
+wheel: setup-tests  ## build/wheels: the loss as sigmoid-rl-kernels, with its native library, for any Linux of its glibc
 	rm -rf build/wheels build/sigmoid-rl-kernels
-	$(PIP) install --quiet --no-deps -r requirements/wheel.txt
 	SIGMOID_RL_DISTRIBUTION=kernels $(PIP) wheel --quiet --no-deps --no-build-isolation -w build/wheels/plain .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m auditwheel repair -w build/wheels build/wheels/plain/*.whl
 	rm -r build/wheels/plain
@@ -174,7 +173,6 @@ mutants: coverage  ## of 200 random changes of the product, how many the tests n
 	$(PY) tests/mutants.py
 
 docs: setup-tests  ## the documentation as a site in build/site; a broken link is an error
-	$(PIP) install --quiet --no-deps -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
