@@ -18,7 +18,7 @@ from trainer.gpus import cpu_cores, number_as_listed, smallest_gpu_memory, usabl
 from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
-from trainer.launcher.placement import Devices, Split, slow_dtype, torchrun_ranks, without_judges
+from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
 from trainer.run_folder import claim, copy_tokenizer, latest
 
 
@@ -98,9 +98,10 @@ def train(launch: Launch) -> int:
         size = memory_estimate.size_of(model)
         config, devices, fixed = planned(launch, size)
         view.log(devices.describe())
-        if plan := room.plan(config, size, devices, smallest_gpu_memory(), launch.config, fixed):
+        gpu, devices_of = smallest_gpu_memory(), partial(split, launch)
+        if plan := room.plan(config, size, devices, gpu, launch.config, fixed, devices_of):
             view.log(plan)
-        rank, unchecked = memory_estimate.check_fits(config, size, devices, smallest_gpu_memory())
+        rank, unchecked = memory_estimate.check_fits(config, size, devices, gpu)
         if unchecked:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, beginning.resume, rank / 1e9)
@@ -159,9 +160,11 @@ def dry_run(launch: Launch) -> int:
         print(line)
     print(memory_estimate.describe(config, devices, size))
     if size is not None:
-        if text := room.plan(config, size, devices, smallest_gpu_memory(), launch.config, fixed):
+        gpu, devices_of = smallest_gpu_memory(), partial(split, launch)
+        if text := room.plan(config, size, devices, gpu, launch.config, fixed, devices_of):
             print(text)
-        print(plan(config, size, devices.split(), partial(_fits, launch, size, fixed)).text)
+        others = room.fitting(launch.config, size, gpu, fixed, devices_of)
+        print(plan(config, size, devices.split(), [other.split() for _, other in others]).text)
     return 0
 
 
@@ -192,7 +195,7 @@ def with_steps(launch: Launch, prompts: int) -> Launch:
 def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, set[str]]:
     """The config with what nobody has set chosen by the GPUs' memory, the devices, and the keys that are set.
 
-    More GPUs than usual go to the learner if it needs them for its memory."""
+    Of several GPUs the learner gets as many as make the shortest step."""
     config, gpu = launch.config, smallest_gpu_memory()
     fixed = {key for keys in launch.origins.values() for key in keys}
     if torchrun_ranks()[1]:  # ranks on other machines plan by themselves, and all need the same
@@ -207,21 +210,12 @@ def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, se
     return *room.fitted(config, size, gpu, fixed, partial(split, launch)), fixed
 
 
-def _fits(launch: Launch, size: ModelSize, fixed: set[str], other: Split) -> bool:
-    """True if the run fits another split of this machine's GPUs."""
-    try:
-        devices = split(launch, other.learner)
-    except ConfigError:
-        return False
-    return room.fits(launch.config, size, devices, smallest_gpu_memory(), fixed)
-
-
-def split(launch: Launch, ranks: int = 0) -> Devices:
-    """This machine's devices, assigned to the roles; to the learner the usual share, or `ranks`."""
-    config = launch.config
-    gpus = () if memory_estimate.stays_on_cpu(config) else without_judges(config, usable_gpus())
-    asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
-    devices = placement.assign(asked, gpus, len(cpu_cores()), torchrun_ranks())
+def split(launch: Launch, config: Config | None = None, count: int = 0) -> Devices:
+    """The devices, assigned to the roles as `config` says: this machine's, or `count` GPUs."""
+    config = config or launch.config
+    gpus = () if memory_estimate.stays_on_cpu(launch.config) else without_judges(config, usable_gpus())
+    gpus = tuple(map(str, range(count))) or gpus
+    devices = placement.assign(config, gpus, len(cpu_cores()), torchrun_ranks())
     return replace(devices, engines=()) if launch.replay else devices
 
 

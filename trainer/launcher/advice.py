@@ -22,7 +22,7 @@ tests/bench/pipeline compares this with the runs of `python -m bench pipeline`: 
 5 % slower than the best simulated one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,7 +88,10 @@ def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Conf
 
 def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1) -> Advice:
     """The best split of the same devices, by measured idle shares; engines take `width` devices each."""
-    best, speedup = _best(split, width, lambda new: _step_time(split, new, 1 - learner_idle, 1 - engine_idle))
+    total = split.learner + split.engine
+    splits = (Split(total - engine, engine) for engine in range(width, total, width))
+    busy = 1 - learner_idle, 1 - engine_idle
+    best, speedup, _ = _best(split, splits, lambda new: _step_time(split, new, *busy))
     text = f"learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%}: "
     if speedup < MIN_SPEEDUP:
         text += f"{split} GPUs (engine + learner) is the best split"
@@ -100,15 +103,12 @@ def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1
 
 
 def _best(
-    split: Split, width: int, seconds: Callable[[Split], float], fits: Callable[[Split], bool] | None = None
-) -> tuple[Split, float]:
-    """The split of the same devices with the shortest step, and how many times as fast it is."""
-    total = split.learner + split.engine
-    candidates = [Split(total - engine, engine) for engine in range(width, total, width)]
-    if fits:
-        candidates = [new for new in candidates if new == split or fits(new)] or [split]
-    best = min(candidates, key=lambda new: (seconds(new), abs(new.engine - split.engine)))
-    return best, seconds(split) / seconds(best)
+    split: Split, others: Iterable[Split], seconds: Callable[[Split], float]
+) -> tuple[Split, float, Split | None]:
+    """The split with the shortest step, how many times as fast as `split` it is, and the best but `split`."""
+    ranked = sorted({split, *others}, key=lambda new: (seconds(new), abs(new.engine - split.engine)))
+    second = next((new for new in ranked if new != split), None)
+    return ranked[0], seconds(split) / seconds(ranked[0]), second
 
 
 def _step_time(present: Split, new: Split, learner_busy: float, engine_busy: float) -> float:
@@ -135,31 +135,30 @@ def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advi
     return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
 
-def plan(
-    config: Config, size: ModelSize, split: Split, fits: Callable[[Split], bool] | None = None
-) -> Advice:
-    """Advice before a run: `split`, as config and machine give it, compared with the best, at assumed rates.
+def plan(config: Config, size: ModelSize, split: Split, others: Iterable[Split] = ()) -> Advice:
+    """Advice before a run: `split`, as config and machine give it, compared with others, at assumed rates.
 
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
-    `fits` says of another split whether memory allows it.
     """
     if config.engine.urls:
         return Advice("the engines are on other machines, so there is no split to choose")
     if split.cores or config.engine.colocate:
         return Advice(NO_SPLIT.format("cores" if split.cores else "GPUs"))
     if config.engine.kind == "torch":
-        return Advice("no rates of the torch engine on GPUs are known, so no split is advised")
-    width, longest = config.engine.tensor_parallel, config.engine.longest_completion()
-    context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * longest
-    rates = assumed_rates(size.parameters, size.layers, size.kv_width, context, width)
-    best, speedup = _best(split, width, lambda new: assumed_step(config, rates, new).step, fits)
-    now = assumed_step(config, rates, split)
+        return Advice(
+            "no rates of the torch engine on GPUs are known: the learner has its usual share of them"
+        )
+    best, speedup, second = _best(split, others, lambda new: step_on(config, size, new).step)
+    now = step_on(config, size, split)
     text = (
         f"at assumed rates, {split} GPUs (engine + learner) make {3600 / now.step:.3g} steps per hour, "
         f"learner idle {1 - now.train / now.step:.0%}, engine idle {1 - now.generate / now.step:.0%}"
     )
     if speedup < MIN_SPEEDUP:
-        return Advice(text + ": the best split", split)
+        text += ": the best split" + " that fits" * bool(second)
+        if second:
+            text += f"; the next, {second}, would make {3600 / step_on(config, size, second).step:.3g}"
+        return Advice(text, split)
     text += f"; {best} would be about {speedup:.2f}x as fast (learner.ranks {best.learner})"
     return Advice(text, best, speedup)
 
@@ -170,6 +169,14 @@ class StepTime(NamedTuple):
     generate: float
     train: float
     step: float
+
+
+def step_on(config: Config, size: ModelSize, split: Split) -> StepTime:
+    """The step time of a model of this size on a split of GPUs, at assumed rates."""
+    engine = config.engine
+    context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * engine.longest_completion()
+    rates = assumed_rates(size.parameters, size.layers, size.kv_width, context, engine.tensor_parallel)
+    return assumed_step(config, rates, split)
 
 
 def assumed_step(config: Config, rates: AssumedRates, split: Split) -> StepTime:

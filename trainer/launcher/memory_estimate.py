@@ -328,7 +328,8 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
     others = f"{workers} verifier workers; new weights by {weight_push(config, devices)}"
     split = f"devices: {devices.describe()}; {others}"
     if size is None:
-        return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
+        unknown = f"{config.model.path} is not on this machine yet, so its size is not known"
+        return f"{split}\nmemory: {unknown}" + ", and the split is the usual one" * devices.gpus
     memory = estimate(config, size, devices)
     lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
     counts = {"learner rank": len(devices.learner), "engine": len(devices.engines), "host": 1}

@@ -3,26 +3,21 @@
 Without a setting a micro-batch has 16,384 tokens, activations are kept, and the torch engine generates 64
 sequences at once. Where that does not fit, micro-batches get smaller, down to 4,096 tokens, which costs
 little; then activations are recomputed; then a torch engine gets fewer slots.
-If even that does not fit, the learner gets more ranks.
+Of the splits of several GPUs that fit, that with the shortest step by `advice` is taken; where none fits,
+learner and vLLM take turns on all of them.
 """
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, count
 
 from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
-from trainer.launcher.memory_estimate import (
-    GIB,
-    SPARE,
-    ModelSize,
-    estimate,
-    gpu_problem,
-    rank_bytes,
-    with_slots,
-)
-from trainer.launcher.placement import Devices, assign, with_engine
+from trainer.launcher.advice import step_on
+from trainer.launcher.memory_estimate import GIB, ModelSize, estimate, gpu_problem, with_slots
+from trainer.launcher.placement import Devices, with_engine
 
 # Are activations recomputed, and tokens of a micro-batch; the fastest first.
 LEARNERS = [
@@ -33,40 +28,61 @@ TORCH_SLOTS = (64, 32, 16, 8)
 CARDS = {"24 GB": 24_564, "48 GB": 49_140, "80 GB": 81_559, "141 GB": 143_771}  # MiB, by nvidia-smi
 VLLM = "vLLM, which takes turns with the learner (pip install '.[vllm]')"
 MOST_GPUS = 8  # of one machine
+SHORTER = (16_384, 8192, 4096, 2048, 1024)  # completions to propose
+DevicesOf = Callable[..., Devices]  # (config, count=0): of `count` GPUs, by default this machine's
 
 
 def fitted(
-    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: Callable[[int], Devices]
+    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: DevicesOf
 ) -> tuple[Config, Devices]:
     """The config with what `fixed` does not name chosen by the GPUs' memory, and the split of the GPUs.
 
-    That has the fewest learner ranks, from the usual share on, with which anything fits. `devices_of` assigns
-    the GPUs for a number of ranks, 0 for the usual share; ConfigError: too many. The usual share where the
-    ranks are not to be chosen, or where nothing fits: `plan` refuses.
+    That is the one with the shortest step, by `advice`, of those with which anything fits; where no rates are
+    known, or engine.count is set, the one with the fewest ranks from the usual share on. Where none fits,
+    learner and vLLM take turns on all GPUs. What is set stays. `devices_of` assigns the GPUs; ConfigError:
+    too few. The usual share where even that does not fit, or the memory is not known: `plan` refuses.
     """
-    usual = devices = devices_of(0)
+    usual, engine = devices_of(config), config.engine
     if gpu is None or not usual.gpus:
         return config, usual
-    least = chosen = _chosen(config, size, usual, gpu, fixed)
-    settled = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
-    needed = rank_bytes(least, size, usual) / GIB
-    why = f"of {len(usual.learner)}, each would need {needed:.1f} GiB; a GPU has {gpu / GIB:.1f}, and "
-    why += f"{SPARE:.0%} stay free"
-    while not settled and gpu_problem(chosen, size, devices, gpu):
-        try:
-            devices = replace(devices_of(len(devices.learner) + 1), why=why)
-        except ConfigError:
-            return least, usual
-        chosen = _chosen(config, size, devices, gpu, fixed)
-    return chosen, devices
+    least = _chosen(config, size, usual, gpu, fixed)
+    if config.learner.ranks or usual.world or usual.remote or engine.colocate:
+        return least, usual
+    timed = engine.kind == "vllm" and not engine.count
+    if splits := fitting(config, size, gpu, fixed, devices_of, 1 if timed else len(usual.learner)):
+        chosen, best = min(splits, key=lambda x: step_on(x[0], size, x[1].split()).step if timed else 0)
+        why = "the fastest split that fits, at assumed rates" if timed else "with fewer it does not fit"
+        return chosen, replace(best, why=why if len(best.learner) != len(usual.learner) else "")
+    if timed and "engine.colocate" not in fixed:
+        turns = replace(config, engine=replace(engine, colocate=True))
+        with suppress(ConfigError):
+            devices = replace(devices_of(turns), why="they take turns with the engines, as no split fits")
+            chosen = _chosen(turns, size, devices, gpu, fixed)
+            if not gpu_problem(chosen, size, devices, gpu):
+                return chosen, devices
+    return least, usual
 
 
-def fits(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> bool:
-    """True if these devices hold the config, once what `fixed` does not name is chosen."""
-    return gpu is None or not gpu_problem(_chosen(config, size, devices, gpu, fixed), size, devices, gpu)
+def with_ranks(config: Config, ranks: int) -> Config:
+    """The config with that many learner ranks."""
+    return replace(config, learner=replace(config.learner, ranks=ranks))
 
 
-def _chosen(config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]) -> Config:
+def fitting(
+    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: DevicesOf, least: int = 1
+) -> list[tuple[Config, Devices]]:
+    """The splits of the GPUs with `least` learner ranks or more that fit, and the config for each."""
+    splits = []
+    with suppress(ConfigError):  # an engine has too few GPUs
+        for ranks in count(least):
+            devices = devices_of(with_ranks(config, ranks))
+            chosen = _chosen(config, size, devices, gpu, fixed)
+            if not gpu_problem(chosen, size, devices, gpu):
+                splits.append((chosen, devices))
+    return splits
+
+
+def _chosen(config: Config, size: ModelSize, devices: Devices, gpu: float | None, fixed: Set[str]) -> Config:
     """The fastest config that fits these devices; the one that needs least if nothing does."""
     if "engine.slots" not in fixed:
         config = with_slots(config, size, devices, gpu)
@@ -90,44 +106,39 @@ def _choices(config: Config, devices: Devices, fixed: Set[str]) -> Iterator[Conf
 
 
 def plan(
-    config: Config, size: ModelSize, devices: Devices, gpu: float | None, asked: Config, fixed: Set[str]
-) -> str:
+    config: Config, size: ModelSize, devices: Devices, gpu: float | None, asked: Config, fixed: Set[str],
+    devices_of: DevicesOf,
+) -> str:  # fmt: skip
     """The plan for the GPUs in one line, empty where their memory is not known. `asked`: before it was made.
 
     ConfigError for what does not fit them, with what would fit instead."""
     if gpu is None or not devices.gpus:
         return ""
     if problem := gpu_problem(config, size, devices, gpu):
-        instead = " · ".join(_alternatives(asked, size, devices, gpu, fixed))
+        instead = " · ".join(_alternatives(asked, size, devices, gpu, fixed, devices_of))
         name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
         raise ConfigError(f"{name}, {problem}{f'. Would fit: {instead}' if instead else ''}")
     return _described(config, size, devices, gpu)
 
 
 def _alternatives(
-    config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str]
+    config: Config, size: ModelSize, devices: Devices, gpu: float, fixed: Set[str], devices_of: DevicesOf
 ) -> Iterator[str]:
     """Changes of the config as it is set, with each of which the run would fit."""
     engine = config.engine
 
-    def would_fit(c: Config, on: Devices = devices, memory: float = gpu) -> bool:
-        return fits(c, size, on, memory, fixed)
+    def would_fit(c: Config, memory: float = gpu, count: int = 0) -> bool:
+        try:
+            chosen, on = fitted(c, size, memory, fixed, partial(devices_of, count=count))
+        except ConfigError:
+            return False
+        return not gpu_problem(chosen, size, on, memory)
 
     def fits_on(count: int) -> bool:
         kind = engine.kind if "engine.kind" in fixed else "auto"
         turns = engine.colocate and "engine.colocate" in fixed
-        c = with_engine(replace(config, engine=replace(engine, colocate=turns, kind=kind)), count)
-        gpus = tuple(map(str, range(count)))
-
-        def devices_of(ranks: int) -> Devices:
-            asked = replace(c, learner=replace(c.learner, ranks=ranks or c.learner.ranks))
-            return assign(asked, gpus, os.cpu_count() or 1)
-
-        try:
-            chosen, on = fitted(c, size, gpu, fixed, devices_of)
-        except ConfigError:
-            return False
-        return not gpu_problem(chosen, size, on, gpu)
+        asked = replace(config, engine=replace(engine, colocate=turns, kind=kind))
+        return would_fit(with_engine(asked, count), count=count)
 
     adapted = replace(config, model=replace(config.model, lora=LoraConfig(rank=16)))
     lora_fits = not config.model.lora.rank and would_fit(adapted)
@@ -139,9 +150,15 @@ def _alternatives(
             yield VLLM
         elif not lora_fits and would_fit(replace(adapted, engine=turns)):
             yield f"--model.lora.rank 16 and {VLLM}"
-        if would_fit(config, replace(devices, engines=((),))):
+        if would_fit(replace(config, engine=replace(engine, tensor_parallel=0))):
             yield "--engine.tensor_parallel 0: the engine on the CPU"
-    larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and would_fit(config, memory=mib * 2.0**20))
+    off = replace(engine.interruption, enabled=False)
+    for tokens in (n for n in SHORTER if n < engine.longest_completion()):
+        if would_fit(replace(config, engine=replace(engine, max_new_tokens=tokens, interruption=off))):
+            flag = "--engine.interruption.enabled false " * engine.interruption.enabled
+            yield f"{flag}--engine.max_new_tokens {tokens}"
+            break
+    larger = (n for n, mib in CARDS.items() if mib * 2**20 > gpu and would_fit(config, mib * 2.0**20))
     used = len({*chain(*devices.learner), *chain(*devices.engines)})
     most = 0 if devices.world else MOST_GPUS  # torchrun says how many
     more = (f"{n} such GPUs" for n in range(used + 1, most + 1) if fits_on(n))
@@ -156,7 +173,7 @@ def _described(config: Config, size: ModelSize, devices: Devices, gpu: float) ->
     if not devices.engines:  # a replay has none at all
         where = "vLLM servers generate; " * bool(devices.remote)
     elif engine.colocate:
-        where = f"{who} and the learner take turns on the GPU; "
+        where = f"{who} and the learner take turns on the GPU{'s' * (len(devices.engines) > 1)}; "
     elif devices.shared:
         where = f"{who} generates beside the learner on the GPU{missing}; "
     else:

@@ -6,7 +6,7 @@ import pytest
 from fakes import having
 
 from trainer.config import Config
-from trainer.launcher.advice import ASSUMED, advise, advise_run, advise_shared, assumed_rates, plan
+from trainer.launcher.advice import ASSUMED, advise, advise_run, advise_shared, assumed_rates, plan, step_on
 from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
 
@@ -86,10 +86,15 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
     engine = {"kind": "vllm", "slots": 96, "max_new_tokens": 800}
     pipeline = {"prompts_per_step": 16, "completions_per_prompt": 8, "max_lag": 4}
     config = having(Config(), engine=engine, pipeline=pipeline)
-    starved = plan(config, SMALL, Split(1, 7))
+    splits = [Split(8 - engines, engines) for engines in range(1, 8)]
+    starved = plan(config, SMALL, Split(1, 7), splits)
     assert starved.best is not None and starved.best.learner > 1 and starved.speedup > 1.5
     assert f"learner.ranks {starved.best.learner}" in starved.text and "assumed rates" in starved.text
-    assert plan(config, SMALL, starved.best).speedup == 1
+    best = plan(config, SMALL, starved.best, splits)
+    assert best.speedup == 1 and plan(config, SMALL, starved.best).text.endswith("the best split")
+    made = {s: 3600 / step_on(config, SMALL, s).step for s in splits}
+    second = sorted(made, key=made.__getitem__)[-2]
+    assert best.text.endswith(f"the best split that fits; the next, {second}, would make {made[second]:.3g}")
     assert "share the cores in time" in plan(config, SMALL, Split(1, 1, 2)).text
 
 

@@ -229,26 +229,30 @@ def test_the_torch_engine_must_fit_beside_the_learner_or_on_the_cpu(machine: Mac
 
 
 @pytest.mark.parametrize(
-    ("gib", "ranks", "why"),
+    ("kind", "gib", "ranks", "why"),
     [
-        (79.6, 3, "3 ranks: of 2, each would need 85.4 GiB; a GPU has 79.6, and 8% stay free"),
-        (140.4, 2, ""),
-        (24.0, 2, ""),  # none would do: refused with advice later
-        (None, 2, ""),
+        ("vllm", 79.6, 5, "5 ranks: the fastest split that fits, at assumed rates"),
+        ("vllm", 140.4, 5, "5 ranks: the fastest split that fits, at assumed rates"),  # completions are short
+        ("vllm", None, 2, ""),  # whether it fits is not known, so it stays
+        ("torch", 79.6, 3, "3 ranks: with fewer it does not fit"),  # no rates are known
+        ("torch", 140.4, 2, ""),
+        ("torch", 24.0, 2, ""),  # none would do: refused with advice later
     ],
 )
-def test_the_learner_gets_the_ranks_that_its_memory_needs(gib: float | None, ranks: int, why: str) -> None:
-    config = learner(16384, checkpoint_activations=True)
+def test_the_learner_gets_the_ranks_with_the_shortest_step_or_those_that_its_memory_needs(
+    kind: str, gib: float | None, ranks: int, why: str
+) -> None:
+    config = having(learner(16384, kind, checkpoint_activations=True), engine={"slots": 64})
 
-    def devices_of(asked: int, fixed: int = 0) -> Devices:
-        return assign(having(config, learner={"ranks": asked or fixed}), tuple("01234567"), 64)
+    def devices_of(asked: Config) -> Devices:
+        return assign(asked, tuple("01234567"), 64)
 
-    set_keys = {"learner.micro_batch_tokens", "learner.checkpoint_activations"}
+    set_keys = {"learner.micro_batch_tokens", "learner.checkpoint_activations", "engine.slots"}
     _, devices = fitted(config, BIG, gib and gib * GIB, set_keys, devices_of)
     assert len(devices.learner) == ranks and len(devices.engines) == 8 - ranks
     assert f"({why})" in devices.describe() if why else "(" not in devices.describe()
     one = having(config, learner={"ranks": 1})
-    assert len(fitted(one, BIG, 79.6 * GIB, set_keys, lambda asked: devices_of(asked, 1))[1].learner) == 1
+    assert len(fitted(one, BIG, 79.6 * GIB, set_keys, devices_of)[1].learner) == 1
 
 
 @pytest.mark.parametrize("gpu", [None, 80])

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -25,7 +26,9 @@ CARDS = {  # as nvidia-smi lists them
     "24 GB": "0, GPU-aa01, NVIDIA GeForce RTX 4090, 24564\n",
     "48 GB": "0, GPU-bb02, NVIDIA RTX 6000 Ada Generation, 49140\n",
     "80 GB": "0, GPU-cc03, NVIDIA H100 80GB HBM3, 81559\n",
+    "141 GB": "0, GPU-dd04, NVIDIA H200, 143771\n",
 }
+ONE_CARD = ("24 GB", "48 GB", "80 GB")
 FULL, LORA = "", "--model.lora.rank 16"
 MODELS = ("0.6B", "1.7B", "4B", "8B")
 DOCS = Path(__file__).parents[3] / "docs" / "lora.md"
@@ -81,7 +84,7 @@ def test_the_tables_in_the_docs_are_those_of_the_dry_run(dry_run: DryRun) -> Non
     for vllm in (True, False):
         for model in MODELS:
             for flags in (FULL, LORA):
-                cells = [cell(dry_run(card, vllm, model, flags)[1]) for card in CARDS]
+                cells = [cell(dry_run(card, vllm, model, flags)[1]) for card in ONE_CARD]
                 rows.append(f"| {model} | {'rank 16' if flags else 'full'} | {' | '.join(cells)} |")
     print("\n".join(["", *rows]))
     assert [row for row in rows if row not in DOCS.read_text()] == []
@@ -119,7 +122,7 @@ def test_cells_are_those_of_an_account_by_hand(
 def test_what_cannot_fit_is_refused_with_what_would(dry_run: DryRun) -> None:
     code, line = dry_run("24 GB", True, "1.7B")  # 1.72 G x 16 bytes are 25.6 GiB
     assert code == 2 and "a learner rank: about 31.2 GiB are needed" in line
-    assert line.endswith("Would fit: --model.lora.rank 16 · a GPU of 48 GB · 3 such GPUs")
+    assert line.endswith("Would fit: --model.lora.rank 16 · a GPU of 48 GB · 2 such GPUs")
     assert dry_run("48 GB", True, "1.7B")[0] == dry_run("24 GB", True, "1.7B", LORA)[0] == 0
     _, line = dry_run("24 GB", False, "4B", LORA)  # weights twice, and keys and values
     assert "vLLM, which takes turns with the learner" in line and "engine.tensor_parallel 0" in line
@@ -131,7 +134,7 @@ def test_a_run_on_the_cards_that_a_refusal_names_starts_and_with_fewer_it_does_n
     cards: int, vllm: bool, dry_run: DryRun
 ) -> None:
     promised = set()
-    for card in CARDS:
+    for card in ONE_CARD:
         for model in MODELS[1:]:
             code, line = dry_run(card, vllm, model, count=cards)
             if code and (more := re.search(r"(\d) such GPUs", line)):
@@ -155,16 +158,43 @@ def test_the_plan_says_where_engines_are_and_nothing_of_those_of_others(dry_run:
     _, line = dry_run("80 GB", False, "0.6B", *urls, count=2)
     assert line.startswith("plan: vLLM servers generate; micro-batches") and "at once" not in line
     replay = Devices(16, (("0",),), ())
-    line = room.plan(Config(), SIZES["Qwen/Qwen3-0.6B"], replay, 8e10, Config(), set())
+    line = room.plan(Config(), SIZES["Qwen/Qwen3-0.6B"], replay, 8e10, Config(), set(), lambda _: replay)
     assert line.startswith("plan: micro-batches of 16,384 tokens, activations kept; a learner rank takes")
 
 
-def test_no_split_is_advised_that_the_cards_cannot_hold(dry_run: DryRun) -> None:
+LONG = "--engine.max_new_tokens 34816 --engine.interruption.enabled false"
+
+
+def test_no_split_is_taken_that_the_cards_cannot_hold(dry_run: DryRun) -> None:
     """4B with completions of 34K takes 81 GiB on one rank: 3+1 would be 1.5 times as fast, and is refused."""
-    long = "--engine.max_new_tokens 34816 --engine.interruption.enabled false"
-    assert dry_run("80 GB", True, "4B", long, "--learner.ranks 1", count=4)[0] == 2
-    code, said = dry_run("80 GB", True, "4B", long, count=4, line="at assumed rates")
-    assert code == 0 and "2+2 GPUs" in said and said.endswith("the best split")
+    assert dry_run("80 GB", True, "4B", LONG, "--learner.ranks 1", count=4)[0] == 2
+    code, said = dry_run("80 GB", True, "4B", LONG, count=4, line="at assumed rates")
+    assert code == 0 and "2+2 GPUs" in said and "the best split that fits; the next, 1+3, would" in said
+
+
+def test_the_fastest_split_is_taken_and_said_with_the_next_and_one_that_is_set_stays(dry_run: DryRun) -> None:
+    eight = "--engine.interruption.hi 12000"  # 12,000 + 86 + 2,048 tokens, as the paper's
+    split = partial(dry_run, "141 GB", True, "8B", eight, count=8)
+    _, devices = split(line="devices")
+    assert "learner 0, 1, 2 (3 ranks: the fastest split that fits, at assumed rates); engines 3 |" in devices
+    said = split(line="at assumed rates")[1]
+    assert "5+3 GPUs" in said and "the best split that fits; the next, 4+4, would make" in said
+    said = dry_run("141 GB", True, "8B", eight, "--learner.ranks 2", count=8, line="at assumed rates")[1]
+    assert "6+2 GPUs" in said and re.search(r"5\+3 would be about 1\.[34]\dx as fast", said)
+    said = dry_run("141 GB", False, "8B", count=8, line="no rates.*known")[1]
+    assert said.endswith("the learner has its usual share of them")
+
+
+def test_where_no_split_fits_they_take_turns_on_several_cards_unless_one_is_set(dry_run: DryRun) -> None:
+    """4B in full takes 82.5 GiB for a learner rank alone with 34K tokens, and 54.0 for each of two."""
+    code, line = dry_run("80 GB", True, "4B", LONG, count=2)
+    assert code == 0 and "vLLM and the learner take turns on the GPUs; " in line
+    assert "a learner rank takes 54.0" in line
+    _, devices = dry_run("80 GB", True, "4B", LONG, count=2, line="devices")
+    assert "learner 0, 1 (2 ranks: they take turns with the engines, as no split fits)" in devices
+    for flag in ("--engine.colocate false", "--learner.ranks 1", "--engine.count 1"):
+        code, line = dry_run("80 GB", True, "4B", LONG, flag, count=2)
+        assert code == 2 and "--model.lora.rank 16 · --engine.max_new_tokens 8192 · a GPU of 141 GB" in line
 
 
 def test_what_is_set_stays_and_a_preset_of_vllm_takes_turns_on_one_gpu(dry_run: DryRun) -> None:
