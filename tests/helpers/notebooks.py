@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 WIDTH, COLOURS = 1050, 48  # of a committed picture: pixels, palette
 
 
-def executed(path: Path, folder: Path, **environment: str) -> Any:
+def executed(path: Path, folder: Path) -> Any:
     """The notebook after every cell has run, in `folder`; CellExecutionError names the first that fails."""
     notebook = nbformat.read(path, as_version=4)
     settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder / ".ipython")}
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=600, coalesce_streams=True, resources=resources)
-    with patch.dict(os.environ, settings | environment):  # IPython asks for its folder here, too
+    with patch.dict(os.environ, settings):  # IPython asks for its folder here, too
         client.execute()
     return notebook
 
