@@ -11,28 +11,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .backends import Backend, capturing, choose, notice
+from .chunk_size import CUDA_CHUNK_ROWS, cuda_chunk_rows
 from .rows import Gradient, merge_over
 from .settings import Settings
 
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
-CUDA_CHUNK_ROWS = 8192  # at least: each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
 LARGEST_FP16 = 2.0**15  # of a scaled gradient: half of FP16's range, 2^29 times its smallest normal number
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
 
 
-def cuda_chunk_rows(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
-    """A multiple of CUDA_CHUNK_ROWS whose logits take at most half of the GPU memory that is free beside dW.
+def rows_on_cuda(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """Rows of a chunk by the GPU memory that is free (`cuda_chunk_rows`).
 
-    CUDA_CHUNK_ROWS itself where the logits' gradients are split into parts, which need as much memory again,
+    CUDA_CHUNK_ROWS where the logits' gradients are split into parts, which need as much memory again,
     where the ranks of a `group` must have chunks alike, and while a graph is captured.
     """
     fixed = settings.exact or hidden.dtype != weight.dtype or settings.group is not None
     if fixed or not hidden.is_cuda or len(hidden) <= CUDA_CHUNK_ROWS or capturing(hidden):
         return CUDA_CHUNK_ROWS
     unused = torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
-    free = torch.cuda.mem_get_info(hidden.device)[0] + unused - 8 * weight.numel()
+    free = torch.cuda.mem_get_info(hidden.device)[0] + unused
     logit = 2 if settings.row_kernel == "fused-epilogue" else 4  # bytes: bf16 gradients alone, or FP32
-    return max(1, free // 2 // (logit * len(weight)) // CUDA_CHUNK_ROWS) * CUDA_CHUNK_ROWS
+    return cuda_chunk_rows(free, len(weight), weight.shape[1], logit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class LMHead:
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
         rows = settings.chunk_rows
         if rows is None and name == "triton":
-            rows = cuda_chunk_rows(hidden, weight, settings)
+            rows = rows_on_cuda(hidden, weight, settings)
         rows = rows or max(1, CHUNK_BYTES // (len(weight) * dtype.itemsize))
         return LMHead(prepared, weight.shape, backend, name, dtype, settings, first, rows)
 

@@ -158,9 +158,9 @@ def dry_run(launch: Launch) -> int:
         print(f"set by {source}: {', '.join(keys)}")
     for line in lines:
         print(line)
-    print(memory_estimate.describe(config, devices, size))
+    gpu, devices_of = smallest_gpu_memory(), partial(split, launch)
+    print(memory_estimate.describe(config, devices, size, gpu))
     if size is not None:
-        gpu, devices_of = smallest_gpu_memory(), partial(split, launch)
         if text := room.plan(config, size, devices, gpu, launch.config, fixed, devices_of):
             print(text)
         others = room.fitting(launch.config, size, gpu, fixed, devices_of)

@@ -95,8 +95,11 @@ def _memory(p: StepProblem, folder: str) -> Row:
         learner=LearnerConfig(micro_batch_tokens=p.micro_batch_tokens, checkpoint_activations=p.checkpoint),
     )
     devices = Devices(1, (("0",) if DEVICE == "cuda" else (),), (("1",) if DEVICE == "cuda" else (),))
-    peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
-    return {"peak_gib": peak / 2**30, "estimated_gib": rank_bytes(config, size_of(folder), devices) / 2**30}
+    peak, gpu = 0, None
+    if DEVICE == "cuda":
+        peak, gpu = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()[1]
+    estimated = rank_bytes(config, size_of(folder), devices, gpu)
+    return {"peak_gib": peak / 2**30, "estimated_gib": estimated / 2**30}
 
 
 def _kernels(profiler: Any) -> Row:

@@ -190,13 +190,13 @@ def test_the_rows_of_a_chunk_follow_the_free_gpu_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["cuda"], 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: free["unused"] + 5)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
-    rows = partial(head.cuda_chunk_rows, hidden, weight)
+    rows = partial(head.rows_on_cuda, hidden, weight)
     for cuda, unused, times in ((0, 0, 1), (24, 0, 1), (25, 0, 2), (5, 20, 2), (66, 0, 6)):
         free |= {"cuda": cuda * 10**9, "unused": unused * 10**9}
         assert rows(Settings()) == times * 8192
     assert rows(Settings(row_kernel="fused-epilogue")) == 98304  # only bf16
     assert rows(Settings(group=Mock(dist.ProcessGroup))) == rows(Settings(exact=True)) == 8192
-    assert head.cuda_chunk_rows(hidden, weight.float(), Settings()) == 8192  # parts, as large as the logits
+    assert head.rows_on_cuda(hidden, weight.float(), Settings()) == 8192  # parts, as large as the logits
     hidden.__len__.return_value = 8192
     assert rows(Settings()) == 8192
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.chunk_size import CUDA_CHUNK_ROWS, cuda_chunk_rows
 from trainer.accounting.flops import experts_per_token
 from trainer.config import Config, ConfigError, LoraConfig, default_token_budget
 from trainer.launcher.placement import Devices, weight_push
 
 GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss, on a CPU
-CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: those that `kernels.head` needs; it takes more where they fit
 TOP_K_LOGITS = 2 * (4 << 25)  # of a teacher, and their log-softmax: `learner.policy_model` has it
 CONTEXT = int(1.5 * GIB)  # of CUDA and NCCL, beside what torch allocates
 MIN_GPU_PARAMETERS = 2_000_000  # below, the torch engine and the learner mostly launch kernels
@@ -85,8 +85,11 @@ def size_of(folder: str | Path) -> ModelSize:
     return ModelSize(parameters=parameters, kv_width=kv_width, tied=tied, positions=positions, **values)
 
 
-def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:
-    """The memory of one learner rank, of one engine and of the host."""
+def estimate(config: Config, size: ModelSize, devices: Devices, gpu: float | None = None) -> MemoryEstimate:
+    """The memory of one learner rank, of one engine and of the host.
+
+    With `gpu` bytes a GPU the loss takes what it would take there, without them the least that it needs.
+    """
     width = dtype_bytes(config)
     weights, ranks = width * size.parameters, len(devices.learner)  # each node holds a replica
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
@@ -118,7 +121,9 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
         "offloaded from the GPUs, pinned": int(PINNED * offloaded) if config.engine.colocate else 0,
     }
     engine = _of_an_engine(config, size, any(devices.engines), width)
-    return MemoryEstimate(rank | _at_the_peak(config, size, devices), engine, host)
+    beside = sum(engine.values()) if devices.shared and not config.engine.colocate else 0
+    free = gpu and gpu - sum(rank.values()) - beside
+    return MemoryEstimate(rank | _at_the_peak(config, size, devices, free or 0), engine, host)
 
 
 def _teacher(config: Config, size: ModelSize) -> ModelSize:
@@ -156,12 +161,12 @@ def _longest_sequence(config: Config) -> int:
     return PROMPT_TOKENS + config.engine.longest_completion()
 
 
-def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str, int]:
+def _at_the_peak(config: Config, size: ModelSize, devices: Devices, free: float) -> dict[str, int]:
     """Bytes that a learner rank holds beside weights, gradients and moments, when it holds most.
 
-    That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
-    gradients of embedding and head are whole, or before, while a teacher scores its top-k. Ranks gather
-    embedding and head, in FP32 unless they are frozen, and keep them.
+    `free` bytes are left for that (0: not known). That is in the loss, when all layers' activations are
+    saved, or at the end of the backward, when the gradients of embedding and head are whole, or before, while
+    a teacher scores its top-k. Ranks gather embedding and head, in FP32 unless frozen, and keep them.
     """
     learner, ranks = config.learner, len(devices.learner)
     # A completion is never split: one that is longer than the budget has a micro-batch of its own.
@@ -173,16 +178,13 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     between = 8 if devices.gpus and not (narrow and config.model.match_engine is not False) else 4
     saved = size.layers * tokens * (between * size.hidden if learner.checkpoint_activations else whole)
     parts = ranks if learner.vocab_parallel else 1
-    rows = min(CUDA_CHUNK_ROWS, tokens)
-    chunk = 4 * size.vocabulary * rows if devices.gpus else max(LOGITS_CHUNK, 4 * size.vocabulary)
     activations, logits = "activations of a micro-batch", "logits, and the head's gradients and copies"
     frozen, width = bool(config.model.lora.rank), 2 if narrow and config.model.lora.rank else 4
     top_k = 0 if frozen or not config.objective.kl.top_k else 4 * head  # another FP32 dW
     if not devices.gpus:  # several ranks on a CPU are a test
+        chunk = max(LOGITS_CHUNK, 4 * size.vocabulary)
         return {activations: saved, logits: chunk // parts + top_k}
-    # FP32: dW twice, for a loss scale. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
-    copies = 0 if frozen else (8 if not narrow or tokens > rows else 6) * head + top_k
-    in_loss = {activations: saved, logits: (chunk + copies) // parts}
+    in_loss = {activations: saved, logits: 0}
     at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}
     if ranks > 1:
         ends = (
@@ -198,6 +200,12 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
             (8 + width) * size.hidden * size.feed_forward
         )
     beside = {"CUDA and NCCL": CONTEXT, "CUDA, of the sleeping engine": CONTEXT * config.engine.colocate}
+    copy = 0 if frozen or not narrow else 2 * head
+    free -= sum(in_loss.values()) + sum(beside.values()) + copy
+    rows = CUDA_CHUNK_ROWS if learner.vocab_parallel else cuda_chunk_rows(free, size.vocabulary, size.hidden)
+    # FP32: dW twice, for a loss scale. Else the copy, and dW in both types, or in bf16 alone twice.
+    d_weight = 0 if frozen else (4 if narrow and tokens <= rows else 6 if narrow else 8) * head + top_k
+    in_loss[logits] = (4 * size.vocabulary * min(rows, tokens) + copy + d_weight) // parts
     peaks = (in_loss, at_end, _of_top_k(config, size, ranks))
     return max(peaks, key=lambda items: sum(items.values())) | beside
 
@@ -218,7 +226,7 @@ def check_fits(config: Config, size: ModelSize, devices: Devices, gpu: float | N
 
     Returns the bytes that a learner rank needs, and a note if the check is not possible, else an empty text.
     """
-    memory = estimate(config, size, devices)
+    memory = estimate(config, size, devices, gpu)
     rank, engine, host = (sum(items.values()) for items in (memory.rank, memory.engine, memory.host))
     host += 0 if any(devices.engines) else engine * len(devices.engines)
     host += 0 if devices.gpus else rank * len(devices.learner)
@@ -310,9 +318,9 @@ def kv_tokens(config: Config, size: ModelSize, gpu: float) -> int:
     return max(0, int(room / (2 * size.layers * size.kv_width * width)))
 
 
-def rank_bytes(config: Config, size: ModelSize, devices: Devices) -> int:
+def rank_bytes(config: Config, size: ModelSize, devices: Devices, gpu: float | None = None) -> int:
     """Bytes that a learner rank holds at most."""
-    return sum(estimate(config, size, devices).rank.values())
+    return sum(estimate(config, size, devices, gpu).rank.values())
 
 
 def known_size(path: str) -> ModelSize | None:
@@ -322,7 +330,7 @@ def known_size(path: str) -> ModelSize | None:
     return size_of(path) if Path(path, "config.json").is_file() else None
 
 
-def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
+def describe(config: Config, devices: Devices, size: ModelSize | None, gpu: float | None) -> str:
     """Device split and memory estimate, as --dry-run prints them."""
     workers = sum(config.scored[name].verifier.workers for name in set(config.scorers.values()))
     others = f"{workers} verifier workers; new weights by {weight_push(config, devices)}"
@@ -330,7 +338,7 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
     if size is None:
         unknown = f"{config.model.path} is not on this machine yet, so its size is not known"
         return f"{split}\nmemory: {unknown}" + ", and the split is the usual one" * devices.gpus
-    memory = estimate(config, size, devices)
+    memory = estimate(config, size, devices, gpu)
     lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
     counts = {"learner rank": len(devices.learner), "engine": len(devices.engines), "host": 1}
     for (owner, count), items in zip(counts.items(), (memory.rank, memory.engine, memory.host), strict=True):

@@ -180,7 +180,7 @@ def _described(config: Config, size: ModelSize, devices: Devices, gpu: float) ->
         place = f"GPUs of its own{missing}" if any(devices.engines) else "the CPU"
         where = f"{who} generates on {place}; "
     tokens = learner.micro_batch_tokens or default_token_budget(True)
-    memory = estimate(config, size, devices)
+    memory = estimate(config, size, devices, gpu)
     rank, beside = sum(memory.rank.values()), sum(memory.engine.values())
     takes = f"a learner rank takes {rank / GIB:.1f}"
     if devices.shared and not engine.colocate:

@@ -177,6 +177,20 @@ def test_a_completion_longer_than_the_budget_has_a_micro_batch_of_its_own() -> N
     assert more / GIB == pytest.approx(18.7 - 9.0, abs=0.1)
 
 
+def test_where_a_gpus_memory_is_known_the_loss_takes_the_rows_that_it_would_take_there() -> None:
+    """4B, 2 ranks that share their GPUs of 79.65 GiB, 34,944 tokens. Shards 29.97; residual streams 36 x
+    34,944 x 10 KiB: 12.0; the head (389 M) gathered in FP32: 1.45, its copy .72; CUDA twice: 3.0. Of
+    32.5 dW has 8 bytes a weight, 2.9: half of the rest holds 3 x 8,192 rows of 4.64 GiB. dW itself: 2.17."""
+    colocated = {"colocate": True, "max_new_tokens": 34_816}
+    config = having(learner(16384, checkpoint_activations=True), engine=colocated)
+    devices = Devices(64, (("0",), ("1",)), (("0",), ("1",)))
+    size, beside = SIZES["Qwen/Qwen3-4B"], 29.97 + 12.0 + 1.45 + 0.72 + 3.0 + 2.17
+    for rows, gpu in ((3, 81_559 * 2**20), (1, 65 * GIB), (1, None)):
+        assert rank_bytes(config, size, devices, gpu) / GIB == pytest.approx(beside + rows * 4.637, abs=0.05)
+    split = having(config, learner={"vocab_parallel": True})  # its ranks must have chunks alike
+    assert rank_bytes(split, size, devices, 1e12) == rank_bytes(split, size, devices)
+
+
 def test_a_head_split_over_the_ranks_is_never_gathered_and_fp32_has_its_gradient_twice() -> None:
     whole, split = (
         rank_bytes(learner(16384, checkpoint_activations=True, vocab_parallel=parallel), BIG, on_gpus(4))
@@ -262,7 +276,7 @@ def test_gpus_of_unknown_memory_are_not_checked_and_that_is_said(gpu: float | No
 
 
 def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
-    text = memory.describe(Config(), ONE, SIZES["smollm2-135m"])
+    text = memory.describe(Config(), ONE, SIZES["smollm2-135m"], None)
     assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
     assert "learner rank: weights, gradients" in text and "together, at most" in text
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30  # a control group may allow less

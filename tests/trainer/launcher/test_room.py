@@ -186,10 +186,10 @@ def test_the_fastest_split_is_taken_and_said_with_the_next_and_one_that_is_set_s
 
 
 def test_where_no_split_fits_they_take_turns_on_several_cards_unless_one_is_set(dry_run: DryRun) -> None:
-    """4B in full takes 82.5 GiB for a learner rank alone with 34K tokens, and 54.0 for each of two."""
+    """4B in full with 34K tokens takes 82.5 GiB for one learner rank, and 54.0 to 63.2 for each of two."""
     code, line = dry_run("80 GB", True, "4B", LONG, count=2)
     assert code == 0 and "vLLM and the learner take turns on the GPUs; " in line
-    assert "a learner rank takes 54.0" in line
+    assert "a learner rank takes 63.2" in line
     _, devices = dry_run("80 GB", True, "4B", LONG, count=2, line="devices")
     assert "learner 0, 1 (2 ranks: they take turns with the engines, as no split fits)" in devices
     for flag in ("--engine.colocate false", "--learner.ranks 1", "--engine.count 1"):
