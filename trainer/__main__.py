@@ -26,12 +26,17 @@ examples:
   sigmoid-rl train --recipe tiny          # a model of 160,000 parameters learns to calculate
   sigmoid-rl predict runs/tiny-0 --at 1   # how high that run would end with one core-hour
 
-sigmoid-rl --completion SHELL prints what makes bash, zsh or fish complete commands:
+sigmoid-rl --completion SHELL prints what makes bash, zsh or fish complete commands, bash options, too:
   eval "$(sigmoid-rl --completion bash)"        # in ~/.bashrc; zsh: the same with zsh, in ~/.zshrc
   sigmoid-rl --completion fish | source         # in ~/.config/fish/config.fish
 """
-COMPLETION = {  # after the commands, files
-    "bash": "complete -o default -W '{}' sigmoid-rl",
+COMPLETION = {  # after the commands, files; in bash options, too, those of the command's --help
+    "bash": """_sigmoid_rl() {{
+  local words='{}'
+  [ "$COMP_CWORD" = 1 ] || words=$("$1" "${{COMP_WORDS[1]}}" --help | grep -oE -- '--[a-z][a-z0-9_.-]*')
+  [[ "$COMP_CWORD" != 1 && "$2" != -* ]] || COMPREPLY=($(compgen -W "$words" -- "$2"))
+}}
+complete -o default -F _sigmoid_rl sigmoid-rl""",
     "zsh": "autoload -U compinit; compinit; "
     'compdef \'_arguments "1:command:({})" "*:file:_files"\' sigmoid-rl',
     "fish": "complete -c sigmoid-rl -n __fish_use_subcommand -f -a '{}'",

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -43,6 +44,18 @@ def test_help_and_completion_name_every_command(capsys: pytest.CaptureFixture[st
     assert main(["--completion", "csh"]) == 2 and "--completion" in capsys.readouterr().err
     assert {*COMMANDS, "fit", "compare", "predict", "plan", "report", "across"} <= set(words)
     assert all(f"\n  {word} " in text for word in words)
+
+
+@pytest.mark.parametrize(("words", "offered"), [("view --p", ["--port", "--poll.s"]), ("view runs/", [])])
+def test_bash_completes_the_options_of_a_command(
+    words: str, offered: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--completion", "bash"]) == 0
+    script = f"""sigmoid-rl() {{ echo "$1 [--port N] [--export FILE] --poll.s --no-port"; }}
+    {capsys.readouterr().out}
+    COMP_WORDS=(sigmoid-rl {words}) COMP_CWORD=2
+    _sigmoid_rl sigmoid-rl "${{COMP_WORDS[2]}}"; echo "${{COMPREPLY[@]}}" """
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.split() == offered
 
 
 def test_what_is_no_command_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     assert curve_at(tmp_path, "--compute-column", "step").unit == "steps"
     in_flops = curve_at(tmp_path, "--compute-column", "flops")
     assert (in_flops.unit, in_flops.points[0].compute) == ("FLOPs", 1e13)
+    (tmp_path / "ledger.json").unlink()  # as of a tracker
+    assert curve_at(tmp_path / "metrics.jsonl").unit == "device-hours"
 
 
 REWARDS = {

@@ -32,7 +32,7 @@ STEPS = (
 )  # fmt: skip
 LEDGER, FLOPS = "compute/total", "compute/flops"  # of our runs: device-hours and what was done in them
 COMPUTE = (  # with the unit
-    (LEDGER, LEDGER),  # the ledger has its unit
+    (LEDGER, "device-hours"),  # the ledger says of which devices; W&B and Trackio have none
     (FLOPS, "FLOPs"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
