@@ -30,6 +30,7 @@ from trainer.messages import Ack, Transfer
 from trainer.models.checkpoint_names import as_in_checkpoint
 
 BUFFER = 256 << 20  # bytes packed into one message; vLLM needs two of them beyond engine.memory
+JOIN_S = 300.0  # for the engines to join NCCL's group, as vLLM's own store waits
 ADVICE = "engine.weight_push file goes through shared memory instead"
 
 
@@ -74,7 +75,7 @@ class Relay:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Same contract as in vLLM's VLLMWeightSyncClient, like the other three methods."""
-        self._call("init_weight_transfer_engine", init_info)
+        self._call("init_weight_transfer_engine", init_info, JOIN_S)
 
     def start_weight_update(self) -> None:
         """Start one version's transfer."""
@@ -92,9 +93,12 @@ class Relay:
         """No version is sent: the controller labels the weights."""
         self._call("finish_weight_update", {})
 
-    def _call(self, call: str, info: dict[str, Any]) -> None:
+    def _call(self, call: str, info: dict[str, Any], seconds: float | None = None) -> None:
         assert self._conn is not None, "only rank 0 calls the engines"
         self._conn.send(Transfer(call, info))
+        # If NCCL fails on rank 0 alone, the engines never answer, and vLLM waits for this thread.
+        if not self._conn.poll(seconds):
+            raise RuntimeError(f"{call}: no answer of the engines within {seconds:.0f} s")
         answer = self._conn.recv()
         if not isinstance(answer, Ack):
             raise RuntimeError(f"{call} was answered by {type(answer).__name__}")

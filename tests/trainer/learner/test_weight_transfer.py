@@ -1,6 +1,10 @@
-"""Promises of weight transfer that need no vLLM: what is done on the GPU around its calls, in order."""
+"""Promises of weight transfer that need no vLLM: what is done around its calls, in order, and who waits."""
 
+import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,14 +14,8 @@ import torch
 from trainer.config import EngineConfig
 
 
-def test_the_stream_is_set_before_vllm_speaks_and_pushes_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-
-    class Factory:
-        @staticmethod
-        def trainer_init(info: Any, client: Any, source: Any) -> Any:
-            log.append("communicator")
-            return SimpleNamespace(send_weights=lambda: log.append("send"))
+def sender(monkeypatch: pytest.MonkeyPatch, init: Any, conn: Connection | None = None) -> Any:
+    """A Sender on stand-ins of vLLM's modules, whose `trainer_init` is `init`."""
 
     class WeightSource:
         """What vLLM iterates."""
@@ -26,7 +24,7 @@ def test_the_stream_is_set_before_vllm_speaks_and_pushes_free_memory(monkeypatch
     modules: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm.distributed": {},
-        transfer: {"WeightTransferTrainerFactory": Factory},
+        transfer: {"WeightTransferTrainerFactory": SimpleNamespace(trainer_init=init)},
         f"{transfer}.base": {"ParamMeta": tuple, "WeightSource": WeightSource},
         f"{transfer}.ipc_engine": {"IPCTrainerInitInfo": dict},
         f"{transfer}.nccl_engine": {"NCCLTrainerInitInfo": dict},
@@ -38,14 +36,43 @@ def test_the_stream_is_set_before_vllm_speaks_and_pushes_free_memory(monkeypatch
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "trainer.learner.weight_transfer", raising=False)
+    weight_transfer = importlib.import_module("trainer.learner.weight_transfer")
+    monkeypatch.delitem(sys.modules, "trainer.learner.weight_transfer")  # it holds these stand-ins
+    monkeypatch.setattr(weight_transfer, "JOIN_S", 0.2)
+    return weight_transfer.Sender(EngineConfig(weight_push="nccl", count=1), {}, torch.bfloat16, 0, conn)
+
+
+def test_the_stream_is_set_before_vllm_speaks_and_pushes_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    def trainer_init(info: Any, client: Any, source: Any) -> Any:
+        log.append("communicator")
+        return SimpleNamespace(send_weights=lambda: log.append("send"))
+
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the learner's")
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"stream: {stream}"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("free"))
-    from trainer.learner.weight_transfer import Sender
-
-    monkeypatch.delitem(sys.modules, "trainer.learner.weight_transfer")  # it holds these stand-ins
-    sender = Sender(EngineConfig(weight_push="nccl", count=1), {}, torch.bfloat16, 0, None)
+    made = sender(monkeypatch, trainer_init)
     for _ in range(2):
-        sender.send()
+        made.send()
     assert log == ["stream: the learner's", "communicator", *["wait", "send", "free"] * 2]
+
+
+@pytest.mark.timeout(60)
+def test_where_nccl_fails_on_the_learners_rank_alone_it_does_not_wait_for_the_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engines wait in NCCL for this rank, and answer nothing; vLLM joins the thread that asks them."""
+    ours, engines = Pipe()
+
+    def trainer_init(info: Any, client: Any, source: Any) -> None:  # as vLLM 0.32.0 and 0.33.0
+        with ThreadPoolExecutor(max_workers=1) as threads:
+            threads.submit(client.init_weight_transfer_engine, {})
+            raise ConnectionError("ncclCommInitRank: unhandled system error")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    with pytest.raises(RuntimeError, match=r"weight push by nccl cannot begin: ncclCommInitRank.*file goes"):
+        sender(monkeypatch, trainer_init, ours)
+    assert engines.recv().call == "init_weight_transfer_engine"
