@@ -131,12 +131,13 @@ test-arm: setup-tests  ## the native loss on aarch64: cross-compiled, its tests 
 	SIGMOID_RL_EMULATED="qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/driver $(ARM)/_native.so" \
 		$(PY) -m pytest -q tests/kernels/test_native.py tests/kernels/test_rows.py -k "baseline and not (refused or forked or without)"
 
-test-pythons:  ## the curve's fits and readers with those of PYTHONS that are here (pyenv: PYENV_VERSION=3.12.1:3.13.0)
+test-pythons:  ## the curve's fits and readers with those of PYTHONS that are here, pyenv's too
+	export PYENV_VERSION="$${PYENV_VERSION-$$(pyenv versions --bare 2> /dev/null | grep -E '^3\.1[2-9]' | paste -sd:)}"; \
 	for python in $(PYTHONS); do \
 		$$python -c '' 2> /dev/null || { echo "$$python is not here"; continue; }; \
 		test -x build/$$python/bin/python || $$python -m venv build/$$python || exit 1; \
 		build/$$python/bin/python -m pip --disable-pip-version-check install --quiet -c requirements/cpu.txt \
-			numpy scipy matplotlib rich jinja2 pyyaml pytest pytest-timeout hypothesis || exit 1; \
+			numpy scipy matplotlib rich jinja2 pyyaml pyarrow tensorboard pytest pytest-timeout hypothesis || exit 1; \
 		PYTHONPATH=tests build/$$python/bin/python -m pytest -q -p no:cacheprovider --confcutdir=tests/trainer/scaling \
 			-m "not slow" $(CURVE_TESTS:%=tests/trainer/scaling/test_%.py) || exit 1; \
 	done
