@@ -1,6 +1,6 @@
 """Promises of the plan for one GPU: what is not set is chosen so that it fits, and what cannot is refused.
 
-`pytest -s tests/trainer/launcher/test_room.py` prints the tables of docs/lora.md."""
+`pytest -s tests/trainer/launcher/test_room.py -k table` prints the tables of docs/lora.md and docs/gpu.md."""
 
 import importlib.util
 import json
@@ -31,7 +31,8 @@ CARDS = {  # as nvidia-smi lists them
 ONE_CARD = ("24 GB", "48 GB", "80 GB")
 FULL, LORA = "", "--model.lora.rank 16"
 MODELS = ("0.6B", "1.7B", "4B", "8B")
-DOCS = Path(__file__).parents[3] / "docs" / "lora.md"
+DOCS = Path(__file__).parents[3] / "docs"
+SIZES_OF_GPU_PAGE, LENGTHS, COUNTS = ("0.6B", "4B", "8B"), (1024, 14_336, 34_816), (1, 2, 4, 8)
 DryRun = Callable[..., tuple[int, str]]
 
 
@@ -58,7 +59,7 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         path = f"Qwen/Qwen3-{model}-Base"
         words = f"--recipe {recipe} --task gsm8k --model.path {path} --dry-run {' '.join(flags)}".split()
         code, said = main(words), capsys.readouterr()
-        return code, re.findall(rf"(?m)^(?:{line})[:,].*", said.out + said.err)[-1]
+        return code, "\n".join(re.findall(rf"(?m)^(?:{line})[:,].*", said.out + said.err))
 
     return plan
 
@@ -87,7 +88,66 @@ def test_the_tables_in_the_docs_are_those_of_the_dry_run(dry_run: DryRun) -> Non
                 cells = [cell(dry_run(card, vllm, model, flags)[1]) for card in ONE_CARD]
                 rows.append(f"| {model} | {'rank 16' if flags else 'full'} | {' | '.join(cells)} |")
     print("\n".join(["", *rows]))
-    assert [row for row in rows if row not in DOCS.read_text()] == []
+    assert [row for row in rows if row not in (DOCS / "lora.md").read_text()] == []
+
+
+def short(line: str) -> str:
+    """A dry run in short: GPUs of engine + learner, tokens of a micro-batch, GiB of a learner rank."""
+    if "error: " in line:
+        changes = line.partition("Would fit: ")[2].replace("--model.lora.", "").replace("a GPU of ", "")
+        return "no: " + ", ".join(changes.replace("--engine.max_new_tokens ", "≤ ").split(" · "))
+    split = re.search(r"rates, (\d\+\d) GPUs", line)
+    tokens, recomputed, gib = re.search(  # type: ignore[union-attr]  # each plan has them
+        r"of (\d+),\d+ tokens, activations (?:kept|(recomputed)), .*rank takes ([\d.]+)", line
+    ).groups()
+    return f"{split[1] if split else 'in turns'}; {tokens}K{' r' * bool(recomputed)}; {gib}"
+
+
+def test_the_table_of_the_gpu_page_is_that_of_the_dry_run(dry_run: DryRun) -> None:
+    rows = []
+    for card in ("80 GB", "141 GB"):
+        for model in SIZES_OF_GPU_PAGE:
+            for length in LENGTHS:
+                flags = f"--engine.interruption.enabled false --engine.max_new_tokens {length}"
+                lines = (
+                    dry_run(card, True, model, flags, count=n, line="plan|error|at assumed rates")[1]
+                    for n in COUNTS
+                )
+                rows.append(f"| {card} | {model} | {length // 1024}K | {' | '.join(map(short, lines))} |")
+    print("\n".join(["", *rows]))
+    assert [row for row in rows if row not in (DOCS / "gpu.md").read_text()] == []
+
+
+G, V = 2.0**30, 151_936
+# Bytes of a learner rank: FP32 masters, their gradients, Adam's two moments | activations (kept: 32
+# bytes a channel and 8 a channel of the MLP; recomputed: two bf16 tensors between layers) | the head in
+# bf16, dW in FP32 and bf16 | embedding and head gathered in FP32 | FP32 logits of 8,192 rows, times what
+# fits in half of what is free | CUDA, twice where an engine sleeps. Then bytes of an engine's weights
+# and of a token's keys and values; a sequence has the prompt's 128 tokens and a third of the longest
+# completion on average.
+CELLS = [
+    ("80 GB", 1, "0.6B", 34_816, [(4 + 4 + 8) * 0.596e9, 28 * 34_944 * (32 * 1024 + 8 * 3072),
+      (2 + 4 + 2) * V * 1024, 0, 4 * V * 8192, 2 * 1.5 * G], 2 * 0.596e9, 2 * 28 * 1024 * 2),
+    ("80 GB", 2, "4B", 34_816, [(4 + 4 + 8) * 4.022e9 / 2, 36 * 34_944 * 2 * 2 * 2560,
+      (2 + 4 + 2) * V * 2560, 4 * V * 2560, 4 * V * 3 * 8192, 2 * 1.5 * G], 2 * 4.022e9, 2 * 36 * 1024 * 2),
+    ("80 GB", 4, "8B", 14_336, [(4 + 4 + 8) * 8.19e9 / 3, 36 * 16_384 * 2 * 2 * 4096,
+      (2 + 4 + 2) * V * 4096, 2 * 4 * V * 4096, 4 * V * 8192, 1.5 * G], 2 * 8.19e9, 2 * 36 * 1024 * 2),
+    ("141 GB", 8, "4B", 14_336, [(4 + 4 + 8) * 4.022e9 / 2, 36 * 16_384 * (32 * 2560 + 8 * 9728),
+      (2 + 4 + 2) * V * 2560, 4 * V * 2560, 4 * V * 8192, 1.5 * G], 2 * 4.022e9, 2 * 36 * 1024 * 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("card", "count", "model", "longest", "rank", "weights", "token"), CELLS)
+def test_four_cells_of_it_are_within_a_twentieth_of_an_account_by_hand(
+    card: str, count: int, model: str, longest: int, rank: list[float], weights: float, token: int,
+    dry_run: DryRun,
+) -> None:  # fmt: skip
+    flags = f"--engine.interruption.enabled false --engine.max_new_tokens {longest}"
+    code, line = dry_run(card, True, model, flags, count=count)
+    slots, gib = re.search(r"(\d+) sequences at once; a learner rank takes ([\d.]+)", line).groups()  # type: ignore[union-attr]
+    assert code == 0 and float(gib) == pytest.approx(sum(rank) / G, rel=0.05)
+    cache = 0.9 * {"80 GB": 79.65, "141 GB": 140.4}[card] * G - 3.5e9 - weights
+    assert 0 <= cache / token / (128 + longest / 3) - int(slots) < 8 * 1.05  # in eights
 
 
 HAND = [
