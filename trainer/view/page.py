@@ -74,7 +74,8 @@ def export(runs: Sequence[RunState], out: Path) -> tuple[int, int]:
         while not run.rollouts.update(60.0):
             pass
         run.update()
-        data["runs"].append(run.view())
+        trained = [task for task in run.rollouts.tasks() if not task.startswith("held-out ")]
+        data["runs"].append(run.view() | {"tasks": trained})
         rows = run.rollouts.page(Query(), 0, 1 << 40)["rows"]
         total += len(rows)
         shown, groups, size = list[dict[str, Any]](), dict[str, Any](), 0

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.controller.journal import SEGMENT_GROUPS, segments
+from trainer.run_folder import EVALUATIONS
 
 TOKENS = b'"tokens": "'  # before the packed tokens in a line
 PART = 1 << 22  # bytes of the journal that are read at once
 SEARCH_S = 0.15  # longest search of one request; the next one goes on
+HELD_OUT = 10**11  # the first id of held-out groups, which have none of their own
 LISTS = "reward", "outcome", "truncated", "interrupted"  # fields of a finished group that the summary has
 
 
@@ -60,7 +62,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The groups that are asked for: those with a rollout that meets all conditions on rollouts."""
+    """The groups that are asked for: those with a rollout that meets all conditions on rollouts; held-out
+    ones where their `task` is asked for."""
 
     task: str = ""
     steps: tuple[int, int] | None = None  # first and last
@@ -75,7 +78,7 @@ class Query:
 
     def matches(self, entry: Entry) -> bool:
         """True if the group meets all conditions but that on its text."""
-        if self.task and entry.task != self.task:
+        if entry.task != self.task and (self.task or entry.group_id >= HELD_OUT):
             return False
         if self.steps and not self.steps[0] <= entry.step <= self.steps[1]:
             return False
@@ -112,18 +115,23 @@ class Rollouts:
     entries: dict[int, Entry] = field(default_factory=dict)
     read: dict[Path, tuple[int, int]] = field(default_factory=dict)  # of each file: inode, bytes
     damaged: list[str] = field(default_factory=list)  # lines that cannot be read: file and place
+    held_out: int = 0  # prompts of evaluations that were read so far
+
+    def files(self) -> list[Path]:
+        """The samples of `python -m trainer.evaluate`, then the journal's files, oldest first."""
+        return [*self.folder.parent.glob(f"{EVALUATIONS}/*/samples.jsonl"), *segments(self.folder)]
 
     def progress(self) -> tuple[int, int]:
         """Bytes that are read, and all that there are."""
         sizes = list[int]()
-        for path in segments(self.folder):
+        for path in self.files():
             with suppress(FileNotFoundError):  # pruned meanwhile
                 sizes.append(path.stat().st_size)
         return sum(size for _, size in list(self.read.values())), sum(sizes)
 
     def update(self, seconds: float) -> bool:
         """Read on for so long at most; True if all is read. The newest files come first at the beginning."""
-        end, files = time.monotonic() + seconds, segments(self.folder)
+        end, files = time.monotonic() + seconds, self.files()
         for path in self.read.keys() - set(files):  # pruned, or moved away
             self._drop(path)
         for path in reversed(files):
@@ -167,8 +175,10 @@ class Rollouts:
         """Forget a file and its groups."""
         del self.read[path]
         self.damaged = [line for line in self.damaged if not line.startswith(f"{path.name},")]
-        for group_id in [i for i in self.entries if i // SEGMENT_GROUPS == int(path.stem)]:
-            del self.entries[group_id]
+        number = int(path.stem) if path.stem.isdecimal() else -1
+        for group_id, entry in list(self.entries.items()):
+            if group_id // SEGMENT_GROUPS == number or (entry.finished and entry.finished[0] == path):
+                del self.entries[group_id]
 
     def _read_part(self, path: Path) -> bool:
         """Read the next lines of a file; False at its end, where a half-written line may stand."""
@@ -210,6 +220,8 @@ class Rollouts:
             record = json.loads(_without_tokens(line))
             entry = self._entry(record["learned"])
             entry.learned, entry.advantages = place, record["advantages"]
+        elif line.startswith(b'{"step"'):
+            self._evaluated(json.loads(line), place)
 
     def _finished(self, record: Mapping[str, Any], place: tuple[Path, int, int]) -> None:
         lists = [record[x] for x in LISTS]
@@ -220,6 +232,16 @@ class Rollouts:
         entry.rewards, entry.outcomes, entry.truncated, entry.interrupted = lists
         entry.prompt, entry.task = record.get("prompt", ""), record.get("task", "")
         entry.answer = record.get("answer")
+
+    def _evaluated(self, record: Mapping[str, Any], place: tuple[Path, int, int]) -> None:
+        task = " ".join(filter(None, ("held-out", place[0].parent.name, record["set"])))
+        samples, entry = record["completions"], self._entry(HELD_OUT + self.held_out)
+        lists = [[c[name] for c in samples] for name in ("reward", "outcome", "tokens")]
+        entry.rewards, entry.outcomes, entry.lengths = lists
+        entry.truncated = entry.interrupted = [False] * len(samples)
+        entry.step, entry.task, entry.finished = record["step"], task, place
+        entry.prompt, entry.answer = record["prompt"], record["answer"]
+        self.held_out += 1
 
     def _trained(self, record: Mapping[str, Any]) -> None:
         aside = set(record.get("aside", ()))
@@ -285,9 +307,9 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _texts(record: Mapping[str, Any]) -> Iterator[str]:
-    """All texts of a finished group."""
+    """All texts of a finished group, or of a held-out one."""
     yield record.get("prompt", "")
-    yield from record["text"]
+    yield from record.get("text") or [c["text"] for c in record["completions"]]
     for episode in record.get("episode", ()):
         for turn in episode.get("turns", ()):
             yield str(turn.get("content") or "")

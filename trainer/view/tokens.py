@@ -44,6 +44,11 @@ def group_view(
 ) -> dict[str, Any]:  # fmt: skip
     """A group for the page: its prompt, and of each rollout (or of the one numbered `only`) the tokens from
     `start` on: all if `whole`, or as many as fit."""
+    about: dict[str, Any] = {"id": entry.group_id, "step": entry.step, "epoch": entry.epoch}
+    about |= {"aside": entry.aside, "task": entry.task, "answer": entry.answer}
+    about["prompt"] = entry.prompt or entry.prompt_id
+    if "completions" in record:
+        return about | {"rollouts": _as_texts(entry, record), "count": len(entry.lengths)}
     columns = {name: split(lengths, flat) for name, (lengths, flat) in unpack(record).items()}
     scores = unpack_learned(learned, columns["sampled"])
     numbers = range(len(record["lengths"])) if only is None else [only]
@@ -57,15 +62,24 @@ def group_view(
         tokens["logprob"] = _numbers(columns["logprobs_gen"][i], columns["sampled"][i], span)
         tokens |= {name: _numbers(x[i], ~np.isnan(x[i]), span) for name, x in scores.items()}
         advantage = entry.advantages[i] if entry.advantages else None
-        about = {name: record[name][i] for name in FLAGS} | {"index": i, "length": record["lengths"][i]}
+        one = {name: record[name][i] for name in FLAGS} | {"index": i, "length": record["lengths"][i]}
         turns = (record.get("episode") or [{}] * (i + 1))[i]
         blocks = _blocks(columns["sampled"][i], span, turns.get("turns", ()))
-        about |= {"scores": (record.get("scores") or [{}] * (i + 1))[i], "advantage": advantage}
-        about |= {name: turns[name] for name in ("count", "seconds", "error") if name in turns}
-        rollouts.append(about | {"start": start, "blocks": blocks, "tokens": tokens})
-    about = {"id": entry.group_id, "step": entry.step, "epoch": entry.epoch, "aside": entry.aside}
-    about |= {"task": entry.task, "prompt": entry.prompt or entry.prompt_id, "answer": entry.answer}
+        one |= {"scores": (record.get("scores") or [{}] * (i + 1))[i], "advantage": advantage}
+        one |= {name: turns[name] for name in ("count", "seconds", "error") if name in turns}
+        rollouts.append(one | {"start": start, "blocks": blocks, "tokens": tokens})
     return about | {"rollouts": rollouts, "count": len(record["lengths"])}
+
+
+def _as_texts(entry: Entry, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rollouts of a held-out group, whose whole text stands in the place of the last token."""
+    rollouts = []
+    for i, one in enumerate(record["completions"]):
+        tokens = {"text": [one["text"]], "version": [entry.step], "logprob": [None]}
+        about = {name: one.get(name, False) for name in FLAGS} | {"index": i, "length": one["tokens"]}
+        place = {"start": max(0, one["tokens"] - 1), "blocks": [{"sampled": True, "end": 1}]}
+        rollouts.append(about | place | {"scores": {}, "advantage": None, "tokens": tokens})
+    return rollouts
 
 
 def _blocks(

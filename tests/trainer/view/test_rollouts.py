@@ -57,6 +57,35 @@ def test_pages_follow_one_another_and_a_search_reads_texts_alone(tmp_path: Path)
     assert ids(run.rollouts, text="outcome") == []  # a key of the journal's
 
 
+def test_samples_of_an_evaluation_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
+    file = write_view_run(tmp_path / "run") / "evaluations" / "many" / "samples.jsonl"
+    file.parent.mkdir(parents=True)
+    samples = [
+        {"text": t, "reward": r, "outcome": o, "tokens": 3}
+        for t, r, o in (("it is 5", 1.0, "correct"), ("6", -1.0, "wrong"))
+    ]
+    lines = [
+        {"step": s, "prompt": f"2 + 3, {s}", "answer": "5", "completions": samples, "set": ""} for s in (2, 4)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run,) = opened(file.parents[2])
+    assert ids(run.rollouts) == [5, 4, 3, 2, 1, 0]
+    assert run.rollouts.tasks() == ["code", "held-out many", "math"]
+    newest, oldest = ids(run.rollouts, task="held-out many")
+    assert ids(run.rollouts, task="held-out many", text="3, 2") == [oldest]
+    assert ids(run.rollouts, task="held-out many", text="IT IS", steps=(4, 4)) == [newest]
+    view = group_view(run.folder, *run.rollouts.record(newest))
+    assert (view["step"], view["prompt"], view["answer"]) == (4, "2 + 3, 4", "5")
+    assert [(r["tokens"]["text"], r["reward"], r["length"]) for r in view["rollouts"]] == [
+        (["it is 5"], 1.0, 3),
+        (["6"], -1.0, 3),
+    ]
+    file.unlink()  # as when it is evaluated anew
+    file.write_text(json.dumps(lines[0]) + "\n")
+    run.rollouts.update(60.0)
+    assert len(ids(run.rollouts, task="held-out many")) == 1
+
+
 def test_what_a_run_writes_meanwhile_is_read_once_its_line_is_whole(tmp_path: Path) -> None:
     (run,) = opened(write_view_run(tmp_path / "run"))
     file = tmp_path / "run/journal/000000.jsonl"
