@@ -106,7 +106,7 @@ CEILINGS = {
     # 37 all options that a log needs at once, 8 fallen runs of --like
     "scaling": 6_414,
     "evaluate": 535,
-    "view": 800,  # the page of runs while they train; 49 curves in a process, damaged lines; 30 held-out answers
+    "view": 800,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training
