@@ -103,8 +103,8 @@ CEILINGS = {
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
     # 22 resumed W&B runs, damaged files of trackers
-    # 37 all options that a log needs at once, 8 fallen runs of --like
-    "scaling": 6_414,
+    # 37 all options that a log needs at once, 8 fallen runs of --like, 126 tasks and difficulty
+    "scaling": 6_540,
     "evaluate": 535,
     "view": 800,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
     "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
@@ -117,7 +117,7 @@ CEILINGS = {
     # 37 what a stranger tried of the loss, DDP; 41 the end of a fallen run, Linux alone
     # 37 what a stranger tried of the loss, DDP
     # 45 what runs on which cards
-    "tests": 31_411,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 31_485,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -95,7 +95,8 @@ def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Ea
     prior, checks = replace(DEFAULT, unit=unit), [checked(curve) for _, curve in curves]
     fallen = [has_fallen(data.reward, data.sd) for data in checks]
     counted = [fell and not all(fallen) for fell in fallen]
-    runs = (Past(group, c, _says(c, prior), fell) for (group, c), fell in zip(curves, counted, strict=True))
+    says = [evidence(curve, prior) for _, curve in curves]
+    runs = (Past(g, c, said, fell) for (g, c), said, fell in zip(curves, says, counted, strict=True))
     return Earlier(tuple(runs), prior, units.pop(), all(fallen))
 
 
@@ -139,7 +140,7 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
     ).strip()
 
 
-def _says(curve: Curve, before: Prior) -> Prior:
+def evidence(curve: Curve, before: Prior) -> Prior:
     """The evidence of one run on the laws, with flat priors of their shapes, and on the transients."""
     flat = replace(before, laws=tuple(replace(law, shape=None) for law in before.laws))
     data, _ = on_axis(averaged(checked(curve)))

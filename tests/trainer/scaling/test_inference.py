@@ -132,7 +132,7 @@ def test_a_later_evaluation_has_its_own_worth(command: Command, tmp_path: Path) 
     ("line", "error"),
     [
         ("inference run --at 3", "--at 3: run was evaluated from 0 to 2"),
-        ("inference run --set near", "--set near; expected one of: far"),
+        ("inference run --set near", "has no held-out prompts of near; expected one of: far"),
         ("inference short", "short: 4 evaluations of 8 completions a prompt; expected 5 or more"),
         ("inference none", "none has no held_out.jsonl; expected a run folder of a run that records it"),
     ],

@@ -89,6 +89,12 @@ def reward_columns(columns: Sequence[str], choice: str | None) -> list[str]:
     return next((held_out for pattern in names if (held_out := matching(pattern, columns))), [])
 
 
+def part_columns(columns: Sequence[str], choice: str | None) -> list[str]:
+    """The rewards of a run's tasks and further held-out sets; those with the chosen text in their names."""
+    ours = matching(r"eval/.+/pass_rate", columns) if choice is None else []
+    return ours or reward_columns(columns, choice)
+
+
 def reward_column(columns: Sequence[str], choice: str | None) -> str:
     """The only one of `reward_columns`."""
     if choice is not None:

@@ -39,8 +39,10 @@ def read_worth(folder: Path, name: str | None, compute: Mapping[int, float]) -> 
     lines = {(row["set"], row["step"]): row for row in read_lines(path)}
     names = list(dict.fromkeys(one for one, _ in lines))
     if (chosen := name or "") not in names:
-        listed = ", ".join(filter(None, names)) or "only the run's task: leave --set out"
-        raise ConfigError(f"{folder}: --set {name or 'is needed'}; expected one of: {listed}")
+        listed = ", ".join(filter(None, names)) or "only the run's task: leave it out"
+        options = "(inference --set NAME, fit --reward-column eval/NAME/pass_rate)"
+        asked = f"has no held-out prompts of {name}" if name else "has several tasks or sets"
+        raise ConfigError(f"{folder} {asked}; expected one of: {listed} {options}")
     steps = [step for one, step in sorted(lines) if one == chosen and step in compute]
     steps.sort(key=lambda step: compute[step])
     rows = [lines[chosen, step] for step in steps]

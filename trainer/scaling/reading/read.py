@@ -309,6 +309,11 @@ def _about_reward(columns: Sequence[str], reward: str) -> list[str]:
     return [f"R is {reward!r}; other held-out rewards are {listed} (--reward-column)."] if others else []
 
 
+def column_names(path: Path) -> list[str]:
+    """The columns of any of a file's runs."""
+    return _columns([row for rows in read_tables(path)[1].values() for row in rows])
+
+
 def _columns(rows: Sequence[Row]) -> list[str]:
     """The columns with any value, in the order of the file."""
     return list(dict.fromkeys(c for row in rows for c, v in row.items() if is_known(v)))
