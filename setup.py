@@ -17,6 +17,8 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 KERNELS_ALONE = os.environ.get("SIGMOID_RL_DISTRIBUTION") == "kernels"
 KERNELS = "sigmoid_rl_kernels" if KERNELS_ALONE else "kernels"
+# 2.13.0 by make test, test-slow and test-vllm, 2.14.1 by make test-newest; no command tries 2.11 and 2.12. What
+# else was tried: docs/gpu.md, "Which releases were tried".
 TORCH = "torch>=2.11,<2.15"
 QUACK = ["quack-kernels==0.6.5", "nvidia-cutlass-dsl>=4.8,<4.9"]  # as kernels/triton/quack.py
 
@@ -119,6 +121,7 @@ else:
             "kernels": [TORCH],  # the loss for another trainer
             "train": [
                 "sigmoid-rl[logs,kernels]",
+                # 5.19.0 by make test, 5.24.0 by make test-newest; nothing below 5.19
                 "transformers>=5.16.1,<5.25",
                 "safetensors>=0.5",
                 "gguf>=0.10",
@@ -128,10 +131,12 @@ else:
                 "aiohttp>=3.9,<4",  # trainer.view and trainer.serve
                 "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
             ],
+            # its CPU build by make test-vllm, not CUDA's; the sources of 0.33.0 by make test-vllm-sources
             "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
             "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
-            "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
-            "hopper": ["sigmoid-rl[kernels]", *QUACK],  # vLLM 0.32 brings both
+            # 3.6.0 by make test, 3.8.0 by make test-newest, 3.9.0 by make test-triton; a CUDA torch has one
+            "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],
+            "hopper": ["sigmoid-rl[kernels]", *QUACK],  # by make test-quack; vLLM 0.32 brings both
             "wandb": ["sigmoid-rl[train]", "wandb"],
             "trackio": ["sigmoid-rl[train]", "trackio"],
             "datasets": ["sigmoid-rl[train]", "datasets"],

@@ -1,7 +1,7 @@
 """What the trainer asks of vLLM exists in vLLM's sources, by their syntax trees: nothing of vLLM is imported.
 
 They are those of the installed vLLM, or of the unzipped wheels in $SIGMOID_RL_VLLM_SOURCES (folders with a
-`vllm` in them, separated by colons), such as a release that no CPU build exists of: `make test-newest`.
+`vllm` in them, separated by colons), such as a release that no CPU build exists of: `make test-vllm-sources`.
 """
 
 import ast
@@ -30,7 +30,7 @@ def sources() -> list[Path]:
 @pytest.fixture(params=sources() or [None], ids=lambda folder: folder.parent.name if folder else "none")
 def vllm(request: pytest.FixtureRequest) -> Path:
     if request.param is None:
-        pytest.skip("vLLM is not installed: make test-vllm, make test-newest")
+        pytest.skip("vLLM is not installed: make test-vllm, make test-vllm-sources")
     assert (request.param / "__init__.py").is_file(), request.param
     return Path(request.param)
 
