@@ -1,6 +1,7 @@
 """Rows that cannot be used: skipped, counted and named, up to the share data.max_bad_rows of a source."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,15 @@ class BadRows:
         if len(self._bad) > self._share * asked:
             raise ConfigError(
                 f"{self._source}: {len(self._bad)} of {asked} rows cannot be used, over the share "
-                f"data.max_bad_rows, {self._share:g}; the first: {self._bad[0]}"
+                f"data.max_bad_rows, {self._share:g}; the first: {self._bad[0]}. "
+                f"--data.max_bad_rows {_up(len(self._bad) / asked)} skips and names them"
             )
         return (Skipped(self._source, total, tuple(self._rows)),) if self._rows else ()
+
+
+def _up(share: float) -> str:
+    """The share with two digits, rounded up."""
+    return f"{math.ceil(share * 100) / 100:g}"
 
 
 def write_skipped(folder: Path, skipped: Iterable[Skipped]) -> None:

@@ -39,7 +39,9 @@ def examine(config: Config) -> tuple[list[str], int]:
                 sum(p.task == name for p in prompts) for prompts in (data.train, data.held_out)
             )
             files = " and ".join(filter(None, (task.data.source, task.data.held_out_source)))
-            lines.append(f"data: {train} training prompts and {held_out} held out, in {files}")
+            lines.append(f"data: {train} different training prompts and {held_out} held out, in {files}")
+            first = next(p for p in data.train if p.task == name)
+            lines.append(f"data: the first prompt is {first.text[:600]!r}, its answer {first.answer!r:.200}")
         lines += (
             f"data: {len(prompts)} held out for evaluation.sets.{n}" for n, prompts in data.sets.items()
         )

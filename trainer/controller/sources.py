@@ -1,9 +1,10 @@
-"""The rows of a data source: a JSONL or parquet file, a set of the hub, a generated task, or a function.
+"""The rows of a data source: a JSONL, CSV or parquet file, a set of the hub, a generated task, or a function.
 
 A column may be nested: `choices.text` is the column `text` within `choices`, be that a record or a list of
 records (then it is the list of their values), and a number is a place in a list, from 0.
 """
 
+import csv
 import json
 import math
 import re
@@ -24,6 +25,7 @@ GENERATED_SIZE = 2000  # items, where data.size is 0; the held-out prompts are c
 GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed
 HUB = "datasets:"
 FUNCTION = re.compile(r"[\w.]+:\w+")  # the user's; matches the prefixes of the others, which come first
+CELL_CHARS = 2**24  # the longest cell of a CSV file; the module's own limit is 2**17
 PARQUET_ROWS = 1024  # in memory at once: of 10 kB each, 0.12 GB in all, where pyarrow's 65,536 took 0.75
 STREAMED_SIZE = 10_000  # rows of a stream, which may never end, from which the held-out prompts are chosen
 
@@ -92,10 +94,10 @@ def check_source(source: str) -> None:
         imported("data.source", source)
         return
     local = not source.startswith((GENERATED, HUB))
-    if local and Path(source).suffix not in (".jsonl", ".parquet"):
+    if local and Path(source).suffix not in (".jsonl", ".csv", ".parquet"):
         raise ConfigError(
-            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl or .parquet file, "
-            "or module:function"
+            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl, .csv or .parquet "
+            "file, or module:function"
         )
     package = "datasets" if source.startswith(HUB) else "pyarrow" if source.endswith(".parquet") else ""
     if package and find_spec(package) is None:
@@ -132,7 +134,9 @@ def rows(source: str, config: DataConfig) -> Iterator[Row]:
         return _table(source, _hub(name, config.options))
     is_here(source, needed=True)
     path = Path(source).expanduser()
-    return _jsonl(path) if path.suffix == ".jsonl" else _table(source, _parquet(path))
+    if path.suffix == ".parquet":
+        return _table(source, _parquet(path))
+    return _jsonl(path) if path.suffix == ".jsonl" else _csv(path)
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -144,11 +148,34 @@ def _jsonl(path: Path) -> Iterator[Row]:
             problem = ""
             try:
                 columns = json.loads(line.decode("utf-8-sig"))
-            except ValueError as e:  # bad JSON or bad UTF-8
+            except UnicodeDecodeError as e:
+                problem = _no_utf8(line[e.start])
+            except ValueError as e:
                 problem = f"not a line of JSON: {e}"
             if not isinstance(columns, dict):
-                columns, problem = {}, f'expected an object {{"column": value}}, found {line[:40]!r}'
+                start = line[:40].decode(errors="replace").strip()
+                columns, problem = {}, f'expected an object {{"column": value}}, found {start}'
             yield Row(f"{path}:{number}", columns, problem=problem)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    """The rows below a header, with text in every column. A place is the last line of its row."""
+    csv.field_size_limit(CELL_CHARS)
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            for columns in reader:
+                text = "".join(map(str, columns.values()))
+                wrong = next((_no_utf8(ord(c) & 0xFF) for c in text if "\udc80" <= c <= "\udcff"), "")
+                if columns.pop(None, None):
+                    wrong = f"more than the {len(columns)} cells of the header; put quotes around commas"
+                yield Row(f"{path}:{reader.line_num}", {} if wrong else columns, problem=wrong)
+        except csv.Error as e:
+            raise ConfigError(f"{path}:{reader.line_num}: not readable as CSV: {e}") from e
+
+
+def _no_utf8(byte: int) -> str:
+    return f"byte 0x{byte:02x} is not UTF-8; convert the file, as with iconv -f latin1 -t utf-8"
 
 
 def _table(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Row]:

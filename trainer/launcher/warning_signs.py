@@ -1,9 +1,9 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards after 5, wrong
-answers after 10, a value network that does not learn after 20), and again only after a step without it. The
-limits are far from what healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above
-10 % became unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards or unreadable
+answers after 5, wrong answers after 10, a value network that does not learn after 20), and again only after a
+step without it. The limits are far from what healthy runs show; that of truncation is the paper's (arXiv
+2510.13786: runs above 10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -72,6 +72,14 @@ SIGNS = {
         "this model, or the template or the verifier is wrong. Read samples.jsonl; take easier prompts, a "
         "longer engine.max_new_tokens, more completions_per_prompt, or a model that is right sometimes",
         in_a_row=10,
+    ),
+    "unread": Sign(
+        "verify/unparsable",
+        lambda value, first: value > 0.9,
+        "in {value:.0%} of the completions the verifier finds no answer, for {steps} steps. Read "
+        "samples.jsonl; ask for the form that verifier.kind reads (data.template, data.system), set "
+        "data.chat for a chat model, raise engine.max_new_tokens if they are cut, or take another verifier",
+        in_a_row=5,
     ),
     "truncation": Sign(
         "train/truncated",

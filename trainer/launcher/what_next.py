@@ -1,15 +1,24 @@
 """The end of a run teaches: what was odd in this run, and the commands that go on from it."""
 
+import json
 import shlex
 import textwrap
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 
-from trainer.cli import differing, resolve
+from trainer.cli import OWN_RECIPE, differing, resolve
 from trainer.config import Config
 from trainer.config.layers import shipped
 from trainer.config.typed import fields
 from trainer.jsonl import read_lines
 from trainer.run_folder import checkpoints, ended_by
+
+OF_DATA = ("data.", "verifier.", "engine.stop", "engine.max_new_tokens")  # keys that say what is right
+OF_LENGTH = (  # keys that make two recipes' runs comparable
+    "learner.lr", "pipeline.steps", "pipeline.prompts_per_step", "pipeline.completions_per_prompt",
+    "evaluation.every", "evaluation.samples",
+)  # fmt: skip
 
 
 def what_next(config: Config, best: int | None = None) -> str:
@@ -25,15 +34,26 @@ def what_next(config: Config, best: int | None = None) -> str:
 
 
 def odd(run_dir: Path) -> list[str]:
-    """Each warning of the run once, with its first step and how often it came."""
+    """Each warning of the run once, with its first step and how often it came; of a run too short for one,
+    that it has learned nothing."""
     steps, texts = dict[str, list[int]](), dict[str, str]()
     metrics = run_dir / "metrics.jsonl"
-    for row in read_lines(metrics) if metrics.is_file() else ():
+    rows = [*read_lines(metrics)] if metrics.is_file() else []
+    for row in rows:
         for name in [name for name in row if name.startswith("warning/")]:
             steps.setdefault(name, []).append(row["step"])
             texts.setdefault(name, row[name])
     times = {name: f" ({len(s)} times)" * (len(s) > 1) for name, s in steps.items()}
-    return [f"step {s[0]}: {texts[name]}{times[name]}" for name, s in steps.items()]
+    lines = [f"step {s[0]}: {texts[name]}{times[name]}" for name, s in steps.items()]
+    trained = [row for row in rows if "train/effective_prompts" in row]
+    if trained and not lines and not any(row["train/effective_prompts"] for row in trained):
+        unread = sum(row.get("verify/unparsable", 0.0) for row in trained) / len(trained)
+        lines.append(
+            f"in none of the {len(trained)} steps had a prompt two different rewards, so nothing was "
+            f"learned; of {unread:.0%} of the completions the verifier could read no answer. "
+            "Read samples.jsonl"
+        )
+    return lines
 
 
 def commands(config: Config, best: int | None = None) -> dict[str, str]:
@@ -41,7 +61,7 @@ def commands(config: Config, best: int | None = None) -> dict[str, str]:
     run, saved = shlex.quote(config.run_dir), [int(p.name[5:]) for p in checkpoints(config.run_dir)]
     go_on = _go_on(config, run) if best is None else _slower(config, run, [s for s in saved if s <= best])
     if config.objective.supervised and saved:
-        rl = f"--recipe scalerl {_task(config)} --run-dir {shlex.quote(config.run_dir + '-rl')}"
+        rl = f"{_on_its_data(config, 'scalerl')} --run-dir {shlex.quote(config.run_dir + '-rl')}"
         go_on = {"RL from here": f"--branch-from {run}@{saved[-1]} {rl}"}
     on = {name: f"python -m trainer.main {flags}" for name, flags in go_on.items()}
     on["look at its rollouts"] = f"sigmoid-rl view {run}"
@@ -51,16 +71,29 @@ def commands(config: Config, best: int | None = None) -> dict[str, str]:
         on["ask the model"] = f"python -m trainer.serve {run}"
     recipe = "scalerl" if config.objective.loss == "grpo" else "grpo"
     other = shlex.quote(f"{config.run_dir}-{recipe}")
-    on["train another recipe"] = f"python -m trainer.main --recipe {recipe} {_task(config)} --run-dir {other}"
+    on["train another recipe"] = f"python -m trainer.main {_on_its_data(config, recipe)} --run-dir {other}"
     return on | {"compare with it": f"python -m trainer.scaling compare {run} {other}"}
 
 
-def _task(config: Config) -> str:
-    """The task that ships with the trainer and has the run's data, and the run's model, as flags."""
+def _on_its_data(config: Config, recipe: str) -> str:
+    """The flags that train the run's model by a recipe on its data: the nearest task that ships with these,
+    or `own`, and each key in which the run differs from it."""
     tasks = {name: resolve("", name, {}).config for name in shipped("task").split(", ")}
     same = [n for n, t in tasks.items() if not differing(("data.source", "mixture"), t, config)]
-    nearest = min(same, key=lambda n: len(differing(fields(), tasks[n], config)), default="TASK")
-    return f"--task {nearest} --model.path {shlex.quote(config.model.path)}"
+    model = f"--model.path {shlex.quote(config.model.path)}"
+    if config.mixture and not same:
+        return f"--recipe {recipe} --task TASK {model}"
+    task = min(same, key=lambda n: len(differing(fields(), tasks[n], config)), default="own")
+    if task == "own" and recipe == "scalerl":
+        recipe = OWN_RECIPE  # the same without interruption
+    flags = [f"--recipe {recipe} --task {task} {model}"]
+    prefixes = OF_DATA if config.objective.supervised else OF_DATA + OF_LENGTH
+    keys = [key for key in fields() if key.startswith(prefixes)]
+    for key in differing(keys, resolve(recipe, task, {}).config, config):
+        value = attrgetter(key)(config)
+        text = value if isinstance(value, str) else json.dumps(value, default=asdict)
+        flags.append(f"--{key} {shlex.quote(text)}")
+    return " ".join(flags)
 
 
 def _slower(config: Config, run: str, saved: list[int]) -> dict[str, str]:

@@ -59,6 +59,25 @@ def error(tokenizer: Any = None, **settings: Any) -> str:
     return str(caught.value)
 
 
+def test_a_csv_file_has_text_in_its_columns_and_names_its_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    head = '\ufeff,My question,Answer\r\n0,"1 + 1,\r\nor 2 * 1?",2\r\n'.encode()
+    settings = {"source": str(path), "prompt_column": "My question", "answer_column": "Answer"}
+    path.write_bytes(head + b"1," + b"x" * 200_000 + b",5.0\r\n\r\n")
+    prompts = load(**settings, held_out=1, max_prompt_tokens=300_000).prompts
+    assert {(p.text[:8], p.answer, p.place) for p in prompts} == {
+        ("1 + 1,\r\n", "2", f"{path}:3"),
+        ("xxxxxxxx", "5.0", f"{path}:4"),
+    }
+    for row, problem in {
+        b"1,caf\xe9,3": ":4: byte 0xe9 is not UTF-8",
+        b"1,one, two,3": ":4: more than the 3 cells of the header; put quotes around commas",
+        b"1,one": ":4: the answer in 'Answer' is empty",
+    }.items():
+        path.write_bytes(head + row)
+        assert f"a.csv{problem}" in error(**settings, held_out=1)
+
+
 def test_held_out_prompts_are_those_with_the_smallest_hashes(tmp_path: Path) -> None:
     texts = [r["question"] for r in rows(30)]
     expected = sorted(texts, key=lambda t: hashlib.sha256(t.encode()).hexdigest())[:7]
@@ -221,7 +240,10 @@ def test_a_dry_run_examines_the_files_that_are_here(
     source = write(tmp_path / "a.jsonl", rows(30))
     argv = ["--data.source", source, "--data.held_out", "8", "--dry-run"]
     assert main(argv) == 0
-    assert f"data: 22 training prompts and 8 held out, in {source}" in capsys.readouterr().out
+    assert (
+        f"data: 22 different training prompts and 8 held out, in {source}\ndata: the first prompt is 'What"
+        in (capsys.readouterr().out)
+    )
     for more, says in (
         (
             ["--data.held_out", "30"],
@@ -349,8 +371,8 @@ def test_overlap_with_the_held_out_source_is_refused(tmp_path: Path) -> None:
 
 LINES = {  # after "a.jsonl"
     '{"question": "b"': ":3: not a line of JSON",
-    "[1, 2]": ":3: expected an object",
-    b'{"question": "\xff"}': ":3: not a line of JSON",
+    "[1, 2]": ':3: expected an object {"column": value}, found [1, 2]',
+    b'{"question": "\xff"}': ":3: byte 0xff is not UTF-8; convert the file, as with iconv",
     '{"question": "b"}': ":3: no column 'answer'; there are 'question'",
     '{"q": "b", "answer": 1}': ":3: no column 'question'; there are 'q', 'answer'",
     '{"question": null, "answer": 1}': ":3: 'question' is null",
@@ -382,7 +404,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("a.jsonl:1: data.answer_pattern", {"answer_pattern": "x(.)"}),
     ("no chat template", {"chat": True}),
     ("does not exist", {"source": "none.jsonl"}),
-    ("expected reasoning_gym:TASK", {"source": "some.csv"}),
+    ("expected reasoning_gym:TASK", {"source": "some.json"}),
     ("it has no rows", {"source": "empty.jsonl"}),
     ("b.parquet: not a readable parquet", {"source": "b.parquet"}),
     ("similar names: basic_arithmetic", {"source": "reasoning_gym:basic_aritmetic"}),

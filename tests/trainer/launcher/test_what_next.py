@@ -27,6 +27,20 @@ def test_each_warning_of_a_run_is_said_once(tmp_path: Path) -> None:
     assert "\n  the held-out reward has fallen since step 30" in what_next(Config(run_dir=str(tmp_path)), 30)
 
 
+def test_a_run_too_short_for_a_warning_says_that_it_has_learned_nothing(tmp_path: Path) -> None:
+    def lines(*effective: float) -> list[str]:
+        rows = [{"step": 0}] + [
+            {"step": i, "train/effective_prompts": value, "verify/unparsable": 0.75}
+            for i, value in enumerate(effective, 1)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return odd(tmp_path)
+
+    assert lines(0, 0)[0].startswith("in none of the 2 steps had a prompt two different rewards, so nothing")
+    assert "of 75% of the completions the verifier could read no answer" in lines(0, 0)[0]
+    assert lines() == lines(0, 1) == []
+
+
 LIMITS = {
     "steps": ("--pipeline.steps 40", "steps", 80),
     "compute": ("--pipeline.steps 40 --pipeline.max_compute 1.5", "max_compute", 3.0),
@@ -78,6 +92,27 @@ def test_another_recipe_runs_on_the_same_data_and_model(recipe: str, tmp_path: P
     assert (another.data, another.model.path) == (config.data, config.model.path)
     assert another.objective.loss != config.objective.loss
     assert shlex.split(compare)[-2:] == [str(tmp_path), another.run_dir]
+
+
+def test_another_recipe_reads_data_of_the_users_in_the_same_way(tmp_path: Path) -> None:
+    flags = {
+        "--model.path": "./my-model",
+        "--data.source": "my quiz.csv",
+        "--data.choices_column": '["a", "b"]',
+        "--data.template": "{question}\n{choices}",
+        "--data.max_bad_rows": "0.1",
+        "--verifier.kind": "choice",
+        "--pipeline.steps": "7",
+        "--run-dir": str(tmp_path),
+    }
+    config = cli.parse([word for pair in flags.items() for word in pair]).config
+    another = cli.parse(shlex.split(commands(config)["train another recipe"])[3:]).config
+    assert (another.data, another.verifier) == (config.data, config.verifier)
+    assert another.pipeline.steps == 7 and another.objective.loss == "grpo"
+    mine = cli.parse(["--recipe", "tiny", "--verifier.kind", "exact", "--run-dir", str(tmp_path)]).config
+    assert (
+        "--task addition --model.path tiny --verifier.kind exact " in commands(mine)["train another recipe"]
+    )
 
 
 def test_commands_name_the_newest_checkpoint_that_is_there(tmp_path: Path) -> None:

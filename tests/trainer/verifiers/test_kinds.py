@@ -86,7 +86,8 @@ MATH = [  # completion, gold, outcome; None: a worker must decide
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", "correct"),
     ("The answer is 72.", "72", "correct"),
     ("She has **72** apples.", "72", "correct"),
-    ("17 + 25 = 42", "42", "correct"),
+    ("17 + 25 = 42", "42", "correct"), ("17 plus 25 equals 42.", "42", "correct"),
+    ("17 equals 25 and 42.", "42", "unparsable"),
     ("#### 1,234", "1234", "correct"),
     # Reward hacks: an expression, an identity, a choice, an answer before the end of thinking.
     (r"\boxed{17+25}", "42", "unparsable"),

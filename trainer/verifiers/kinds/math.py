@@ -2,7 +2,8 @@
 
 1. Only the text after the last `</think>` counts; a `<think>` without an end has no answer.
 2. The candidate is the content of the last \\boxed{}. Without a box it is the last line after its last
-   `=`, `:`, `#` or ` is `; there the only number among words is taken, so `71 or 72` is not an answer.
+   `=`, `:`, `#`, ` is ` or ` equals `; there the only number among words is taken, so
+   `71 or 72` is not an answer.
 3. The same text after normalisation is correct. If the gold answer is a plain number, the candidate must be
    a literal number too, so `17+25`, `4!` and `1=1` are not accepted. Neither check needs a worker.
 4. An integral, sum, limit, factorial or the like that the gold answer does not have is a task, not an answer.
@@ -32,7 +33,7 @@ _UNIT = re.compile(
     r"(?:\\(?:text|mathrm|mbox|textnormal)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?|\\?%|\^\{?\\circ\}?)$"
 )
 _NOISE = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[ ,;:!]|\s+|[$~]")
-_ANSWER_AT = re.compile(r"=|:|#|\bis\b")
+_ANSWER_AT = re.compile(r"=|:|#|\b(?:is|equals)\b")
 
 
 def normalise(latex: str) -> str:

@@ -9,7 +9,7 @@ from trainer.verifiers.verifier import Verifier, accepted
 
 
 class Number(Verifier, kind="number"):
-    """One literal number in the first line."""
+    """The first line, which is one literal number and nothing else."""
 
     def problem(self, prompt: Prompt) -> str:
         literal = all(literal_number(answer) is not None for answer in accepted(prompt.answer))
