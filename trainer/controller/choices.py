@@ -5,12 +5,13 @@ import string
 from dataclasses import replace
 
 from trainer.config import DataConfig
-from trainer.controller.sources import Row, RowError
+from trainer.controller.sources import Row, RowError, value_at
 
 
 def with_options(row: Row, config: DataConfig) -> Row:
     """The row with its options, shuffled if data.shuffle_choices says so, and the right one's letter."""
     options = _options(row, config)
+    _unnamed_labels(row, config)
     right = _right(row, options, config)
     order = list(range(len(options)))
     if config.shuffle_choices:  # by the texts alone, and not by where the right one stands
@@ -32,8 +33,24 @@ def _options(row: Row, config: DataConfig) -> list[str]:
     value = row.value(columns, key) if isinstance(columns, str) else [row.value(c, key) for c in columns]
     options = [str(option).strip() for option in value] if isinstance(value, list) else []
     if not 2 <= len(set(options)) == len(options) <= 26 or "" in options or None in value:
-        raise RowError(f"expected a list of 2 to 26 different options, given {value!r}")
+        part = f"; name the part that is one, such as {columns}.text" * isinstance(value, dict)
+        raise RowError(f"expected a list of 2 to 26 different options, given {value!r}{part}")
     return options
+
+
+def _unnamed_labels(row: Row, config: DataConfig) -> None:
+    """RowError if the options have labels beside them, as in ARC, that are not A, B, C ... and no setting names
+    them: a 2 would be read as the third option."""
+    columns = config.choices_column
+    if config.labels_column or isinstance(columns, tuple) or not columns.endswith(".text"):
+        return
+    column = columns.removesuffix("text") + "label"
+    try:
+        labels = value_at(row.columns, column)
+    except RowError:
+        return
+    if isinstance(labels, list) and "".join(map(str, labels)) != string.ascii_uppercase[: len(labels)]:
+        raise RowError(f"the options have the labels {labels}; set data.labels_column {column}")
 
 
 def _right(row: Row, options: list[str], config: DataConfig) -> int:

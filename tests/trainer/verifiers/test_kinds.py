@@ -229,6 +229,23 @@ def test_labels_indices_and_ones_name_the_right_option(
             assert f"{prompt.answer}. {right}" in prompt.text
 
 
+def test_labels_that_no_setting_names_are_not_taken_for_indices(tmp_path: Path) -> None:
+    """ARC's rows: the label 2 is the second option, and the index 2 would be the third."""
+    rows = [
+        {"question": q, "answer": "2", "choices": {"text": list("xyz"), "label": list("123")}} for q in "pq"
+    ]
+    config = DataConfig(
+        source=write(tmp_path / "a.jsonl", *rows), held_out=1, choices_column="choices.text",
+        template="{choices}{question}",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"labels \['1', '2', '3'\]; set data.labels_column choices.label"):
+        load_prompts(config, make_tokenizer())
+    with pytest.raises(ConfigError, match=r"given {'text': .*; name the part that is one, .* choices.text"):
+        load_prompts(replace(config, choices_column="choices"), make_tokenizer())
+    data = load_prompts(replace(config, labels_column="choices.label"), make_tokenizer())
+    assert [p.answer for p in data.prompts] == ["B", "B"]
+
+
 def test_shuffled_options_hide_where_the_right_one_was(tmp_path: Path) -> None:
     """The right one is first in 400 rows of 4: each letter has 100 ± 8.7 of them. Neither the other options'
     order nor the right one's place in the data matters."""
@@ -357,7 +374,7 @@ def test_text_that_could_change_a_scorer_has_its_worker_replaced() -> None:
 UNMATCHABLE = {
     "number": ("a half", "is 'a half', not a literal number; use math or exact"),
     "reasoning_gym": ("7", "is '7' of another source; use math or exact"),
-    "choice": ("B", "is 'B', without options; set data.choices_column"),
+    "choice": ("B", "is 'B', without options that have letters; set data.choices_column"),
     "exact": ('{"a": 1}', "expected text, a number or a list of those"),
     "math": ("", "is ''; use reasoning_gym, the task's own scorer"),
     "code": ("7", "is '7', no tests of a known form: ValueError: there are none"),
@@ -372,6 +389,13 @@ def test_answers_that_no_completion_can_match_are_refused_at_the_start(kind: str
     assert str(caught.value).startswith(f"verifier.kind {kind}, but the answer to 'What?' ")
     assert says in str(caught.value)
     find("exact").check_answers([Prompt("0", "What?", (1,), "a half", {})])
+
+
+@pytest.mark.parametrize("choices", [{"text": ["x", "y"]}, ["x", "y"]])
+def test_a_column_that_is_only_called_choices_is_no_list_of_lettered_options(choices: Any) -> None:
+    """MMLU's and ARC's files have one: without data.choices_column an index or a letter matched nothing."""
+    with pytest.raises(ConfigError, match=r"without options that have letters; set data\.choices_column"):
+        find("choice").check_answers([Prompt("0", "What?", (1,), "1", {"choices": choices})])
 
 
 def test_the_page_on_tasks_says_what_the_kinds_say() -> None:

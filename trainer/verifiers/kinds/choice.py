@@ -30,7 +30,9 @@ class Choice(Verifier, kind="choice"):
     """The letter of the right option."""
 
     def problem(self, prompt: Prompt) -> str:
-        return "" if "choices" in prompt.metadata else ", without options; set data.choices_column"
+        options = prompt.metadata.get("choices")  # a column of the data may have this name, too
+        named = isinstance(options, list) and prompt.answer in tuple(ascii_uppercase[: len(options)])
+        return "" if named else ", without options that have letters; set data.choices_column"
 
     def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
         return compared(chosen_letter(completion, metadata["choices"]), answer)
