@@ -70,7 +70,7 @@ CEILINGS = {
     # 138 a teacher behind a URL: its answers checked, in batch and journal
     # 33 what the learner said of tokens, in the journal
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
-    # 41 labels that no setting names, CSV files, the first prompt of a dry run, the share that would skip bad rows
+    # 41 unnamed labels, CSV files, the first prompt of a dry run, the share that would skip bad rows
     "controller": 3_070,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
@@ -97,7 +97,8 @@ CEILINGS = {
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
-    "verifiers": 1_487,  # 2 a column called choices; 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
+    # 2 a column called choices
+    "verifiers": 1_487,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
     "sweep": 918,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run

@@ -39,8 +39,8 @@ def _options(row: Row, config: DataConfig) -> list[str]:
 
 
 def _unnamed_labels(row: Row, config: DataConfig) -> None:
-    """RowError if the options have labels beside them, as in ARC, that are not A, B, C ... and no setting names
-    them: a 2 would be read as the third option."""
+    """RowError if the options have labels beside them, as in ARC, that are not A, B, C ... and no setting
+    names them: a 2 would be read as the third option."""
     columns = config.choices_column
     if config.labels_column or isinstance(columns, tuple) or not columns.endswith(".text"):
         return
