@@ -157,6 +157,7 @@ def plan(config: Config, size: ModelSize, split: Split, others: Iterable[Split] 
     if speedup < MIN_SPEEDUP:
         text += ": the best split" + " that fits" * bool(second)
         if second:
+            text += ", so it is taken" * (not config.learner.ranks and not config.engine.count)
             text += f"; the next, {second}, would make {3600 / step_on(config, size, second).step:.3g}"
         return Advice(text, split)
     text += f"; {best} would be about {speedup:.2f}x as fast (learner.ranks {best.learner})"

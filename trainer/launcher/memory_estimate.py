@@ -234,7 +234,7 @@ def check_fits(config: Config, size: ModelSize, devices: Devices, gpu: float | N
     if not devices.gpus:
         lower += ", or learner.micro_batch_tokens"
     elif config.engine.colocate:
-        lower = "the model, or leave out engine.colocate"
+        lower = "the model, or take more GPUs, with engine.colocate false"
     problem = _too_much("on the host", host, _ram(), "this machine", lower)
     if problem := problem or gpu_problem(config, size, devices, gpu):
         raise ConfigError(

@@ -94,7 +94,7 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
     assert best.speedup == 1 and plan(config, SMALL, starved.best).text.endswith("the best split")
     made = {s: 3600 / step_on(config, SMALL, s).step for s in splits}
     second = sorted(made, key=made.__getitem__)[-2]
-    assert best.text.endswith(f"the best split that fits; the next, {second}, would make {made[second]:.3g}")
+    assert best.text.endswith(f"fits, so it is taken; the next, {second}, would make {made[second]:.3g}")
     assert "share the cores in time" in plan(config, SMALL, Split(1, 1, 2)).text
 
 

@@ -229,7 +229,11 @@ def test_no_split_is_taken_that_the_cards_cannot_hold(dry_run: DryRun) -> None:
     """4B with completions of 34K takes 81 GiB on one rank: 3+1 would be 1.5 times as fast, and is refused."""
     assert dry_run("80 GB", True, "4B", LONG, "--learner.ranks 1", count=4)[0] == 2
     code, said = dry_run("80 GB", True, "4B", LONG, count=4, line="at assumed rates")
-    assert code == 0 and "2+2 GPUs" in said and "the best split that fits; the next, 1+3, would" in said
+    assert (
+        code == 0
+        and "2+2 GPUs" in said
+        and "the best split that fits, so it is taken; the next, 1+3, would" in said
+    )
 
 
 def test_the_fastest_split_is_taken_and_said_with_the_next_and_one_that_is_set_stays(dry_run: DryRun) -> None:
@@ -238,6 +242,10 @@ def test_the_fastest_split_is_taken_and_said_with_the_next_and_one_that_is_set_s
     _, devices = split(line="devices")
     assert "learner 0, 1, 2 (3 ranks: the fastest split that fits, at assumed rates); engines 3 |" in devices
     said = split(line="at assumed rates")[1]
+    assert (
+        "5+3 GPUs" in said and "the best split that fits, so it is taken; the next, 4+4, would make" in said
+    )
+    said = split("--learner.ranks 3", line="at assumed rates")[1]
     assert "5+3 GPUs" in said and "the best split that fits; the next, 4+4, would make" in said
     said = dry_run("141 GB", True, "8B", eight, "--learner.ranks 2", count=8, line="at assumed rates")[1]
     assert "6+2 GPUs" in said and re.search(r"5\+3 would be about 1\.[34]\dx as fast", said)
