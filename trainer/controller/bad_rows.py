@@ -11,6 +11,7 @@ from trainer.controller.sources import HUB, RowError
 from trainer.jsonl import write_atomic
 
 FILE = "skipped_rows.jsonl"  # in the run's folder
+HINTED = 0.2  # a share above which a setting is wrong rather than the rows
 HUB_SHARE = 0.05  # data.max_bad_rows of a set of the hub, which is as it is; a file is one's own: 0
 
 
@@ -60,10 +61,11 @@ class BadRows:
         if self._bad and len(self._bad) == asked:
             raise ConfigError(self._bad[0])  # no bad rows, but a wrong setting
         if len(self._bad) > self._share * asked:
+            share = len(self._bad) / asked
+            skip = f". --data.max_bad_rows {_up(share)} skips and names them" * (share <= HINTED)
             raise ConfigError(
                 f"{self._source}: {len(self._bad)} of {asked} rows cannot be used, over the share "
-                f"data.max_bad_rows, {self._share:g}; the first: {self._bad[0]}. "
-                f"--data.max_bad_rows {_up(len(self._bad) / asked)} skips and names them"
+                f"data.max_bad_rows, {self._share:g}; the first: {self._bad[0]}{skip}"
             )
         return (Skipped(self._source, total, tuple(self._rows)),) if self._rows else ()
 

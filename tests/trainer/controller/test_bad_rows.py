@@ -41,6 +41,12 @@ def test_bad_rows_are_skipped_up_to_the_share_and_named(tmp_path: Path) -> None:
         load(source)  # a file of one's own: none
 
 
+def test_where_many_rows_are_bad_skipping_them_is_no_advice(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", [*rows(6), *BAD])
+    with pytest.raises(ConfigError, match=r"2 of 8 rows .*; fill it or remove the row$"):
+        load(source)
+
+
 def test_lines_that_are_no_json_are_rows_too(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(
