@@ -273,7 +273,7 @@ def _replaced(recipe: Layer, tasks: Sequence[Layer]) -> Iterator[str]:
 
 def short_name(source: str) -> str:
     """A folder name for a data source: gsm8k-train for /data/gsm8k/train.jsonl."""
-    words = re.findall(r"[\w.-]+", re.sub(r"\.(jsonl|csv|parquet)$", "", source.split(":")[-1]))
+    words = re.findall(r"[\w.-]+", re.sub(r"\.(jsonl|json|csv|parquet)$", "", source.split(":")[-1]))
     return "-".join(word for word in words[-2:] if word.strip(".")) or "data"
 
 

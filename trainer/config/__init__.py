@@ -47,7 +47,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     source: str = "reasoning_gym:basic_arithmetic"
-    """`reasoning_gym:TASK`, a .jsonl, .csv or .parquet file, `datasets:NAME` (hub name or folder), `datasets:NAME:SPLIT` for a split other than `train`, or your function `module:function`, which yields the rows as dicts."""
+    """`reasoning_gym:TASK`, a .jsonl, .json (a list), .csv or .parquet file, `datasets:NAME` (hub name or folder), `datasets:NAME:SPLIT` for a split other than `train`, or your function `module:function`, which yields the rows as dicts."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of your function, of the reasoning-gym task (its difficulty: `{min_terms: 2, max_digits: 3}`) or of `datasets.load_dataset` (`{name: main}`; `{streaming: true}` needs `size`)."""
     map: str = ""

@@ -1,4 +1,4 @@
-"""The rows of a data source: a JSONL, CSV or parquet file, a set of the hub, a generated task, or a function.
+"""The rows of a data source: a JSONL, JSON, CSV or parquet file, a set of the hub, a generated task, a function.
 
 A column may be nested: `choices.text` is the column `text` within `choices`, be that a record or a list of
 records (then it is the list of their values), and a number is a place in a list, from 0.
@@ -94,10 +94,10 @@ def check_source(source: str) -> None:
         imported("data.source", source)
         return
     local = not source.startswith((GENERATED, HUB))
-    if local and Path(source).suffix not in (".jsonl", ".csv", ".parquet"):
+    if local and Path(source).suffix not in (".jsonl", ".json", ".csv", ".parquet"):
         raise ConfigError(
-            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl, .csv or .parquet "
-            "file, or module:function"
+            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl, .json, .csv "
+            "or .parquet file, or module:function"
         )
     package = "datasets" if source.startswith(HUB) else "pyarrow" if source.endswith(".parquet") else ""
     if package and find_spec(package) is None:
@@ -136,7 +136,7 @@ def rows(source: str, config: DataConfig) -> Iterator[Row]:
     path = Path(source).expanduser()
     if path.suffix == ".parquet":
         return _table(source, _parquet(path))
-    return _jsonl(path) if path.suffix == ".jsonl" else _csv(path)
+    return {".jsonl": _jsonl, ".json": _json, ".csv": _csv}[path.suffix](path)
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -152,10 +152,30 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 problem = _no_utf8(line[e.start])
             except ValueError as e:
                 problem = f"not a line of JSON: {e}"
-            if not isinstance(columns, dict):
-                start = line[:40].decode(errors="replace").strip()
-                columns, problem = {}, f'expected an object {{"column": value}}, found {start}'
-            yield Row(f"{path}:{number}", columns, problem=problem)
+            yield _row(f"{path}:{number}", columns, problem)
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """The objects of a list, or, where the file does not begin with one, one a line."""
+    content = path.read_bytes()
+    if not content.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
+        yield from _jsonl(path)
+        return
+    try:
+        records = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: {_no_utf8(content[e.start])}") from e
+    except ValueError as e:
+        raise ConfigError(f"{path}: not readable as JSON: {e}") from e
+    for number, columns in enumerate(records, 1):
+        yield _row(f"{path} row {number}", columns)
+
+
+def _row(place: str, columns: Any, problem: str = "") -> Row:
+    """The row, with the problem that its value is no object."""
+    if isinstance(columns, dict):
+        return Row(place, columns, problem=problem)
+    return Row(place, {}, problem=f'expected an object {{"column": value}}, found {json.dumps(columns)[:40]}')
 
 
 def _csv(path: Path) -> Iterator[Row]:

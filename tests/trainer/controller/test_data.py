@@ -59,6 +59,22 @@ def error(tokenizer: Any = None, **settings: Any) -> str:
     return str(caught.value)
 
 
+def test_a_json_file_is_a_list_of_rows_or_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for text in (json.dumps(rows(3), indent=1), "\n".join(map(json.dumps, rows(3)))):
+        path.write_text(text)
+        texts = {p.text for p in load(source=str(path), held_out=1).prompts}
+        assert texts == {r["question"] for r in rows(3)}
+    for content, problem in {
+        json.dumps([*rows(2), 7]).encode(): 'a.json row 3: expected an object {"column": value}, found 7',
+        b'[{"question": "caf\xe9"}]': "a.json: byte 0xe9 is not UTF-8",
+        b"[{": "a.json: not readable as JSON: ",
+        b"[]": "it has no rows",
+    }.items():
+        path.write_bytes(content)
+        assert problem in error(source=str(path), held_out=1)
+
+
 def test_a_csv_file_has_text_in_its_columns_and_names_its_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     head = '\ufeff,My question,Answer\r\n0,"1 + 1,\r\nor 2 * 1?",2\r\n'.encode()
@@ -255,7 +271,7 @@ def test_a_dry_run_examines_the_files_that_are_here(
         assert says in capsys.readouterr().err.splitlines()[-1]
     for elsewhere, says in {
         str(tmp_path / "b.jsonl"): "b.jsonl does not exist",  # its folder is here
-        str(tmp_path / "a.json"): "expected reasoning_gym:TASK, datasets:NAME, a .jsonl",
+        str(tmp_path / "a.xlsx"): "expected reasoning_gym:TASK, datasets:NAME, a .jsonl",
     }.items():
         assert main(["--data.source", elsewhere, "--dry-run"]) == 2
         assert says in capsys.readouterr().err.splitlines()[-1]
@@ -404,7 +420,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("a.jsonl:1: data.answer_pattern", {"answer_pattern": "x(.)"}),
     ("no chat template", {"chat": True}),
     ("does not exist", {"source": "none.jsonl"}),
-    ("expected reasoning_gym:TASK", {"source": "some.json"}),
+    ("expected reasoning_gym:TASK", {"source": "some.xlsx"}),
     ("it has no rows", {"source": "empty.jsonl"}),
     ("b.parquet: not a readable parquet", {"source": "b.parquet"}),
     ("similar names: basic_arithmetic", {"source": "reasoning_gym:basic_aritmetic"}),
