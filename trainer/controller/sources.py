@@ -1,4 +1,4 @@
-"""The rows of a data source: a JSONL, JSON, CSV or parquet file, a set of the hub, a generated task, a function.
+"""The rows of a data source: a file of JSON, CSV or parquet, a set of the hub, a generated task, a function.
 
 A column may be nested: `choices.text` is the column `text` within `choices`, be that a record or a list of
 records (then it is the list of their values), and a number is a place in a list, from 0.
