@@ -109,7 +109,7 @@ def _mean(rewards: Array) -> float:
 
 def by_average(seen: Curve, later: Sequence[EvalPoint], truth: float) -> dict[str, list[list[float]]]:
     """Value, ends and CRPS of the forecast by each average and each law alone, for each weight of a gain."""
-    fit, data = fit_curve(seen, prior=replace(DEFAULT, gain=0.0)), averaged(checked(seen))
+    fit, data = fit_curve(seen, prior=replace(DEFAULT, gain=0.0, gain_error=0.0)), averaged(checked(seen))
     mixed, rng = mixture(data), np.random.default_rng(0)
     laws = [*mixed.components, *(integrate(mixed.data, mixed.noises, x) for x in literature(data))]
     parts = [draw(mixed, law, POOL, rng) for law in laws]
@@ -171,7 +171,7 @@ def weighted_by_others(runs: Sequence[Row], name: str) -> list[tuple[Row, float,
     """|error| of an average and whether 90 % holds, by the weight that the other sources say."""
     rows = [
         {"source": row["source"], "share": row["share"], "truth": row["truth"], "run": row,
-         "carried": row["values"][CARRIED], "by_gain": row["averages"][name]}
+         "carried": row["values"][CARRIED], "by_gain": [[x] for x in row["averages"][name]]}
         for row in runs
         if name in row["averages"]
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def weighted_by_others(runs: Sequence[Row], name: str) -> list[tuple[Row, float,
         a = dict.fromkeys(sources, DEFAULT.gain)
     result: list[tuple[Row, float, bool | None]] = []
     for row in rows:
-        value, low, high, _ = row["by_gain"][nearest(a[row["source"]])]
+        value, low, high, _ = row["by_gain"][nearest(a[row["source"]])][0]
         result.append((row["run"], abs(value - row["truth"]), low <= row["truth"] <= high))
     return result
 

@@ -4,8 +4,9 @@
   python -m bench validation.sources 'docs/study/curves.csv.gz/*@compute=compute/flops' FOLDER... --record
 
 The mean of each run's last quarter is forecast from its first 25 and 50 %. What runs in general do is learned
-from the other sources alone (curve/average.py: the weight of a gain). For each source the weight is taken
-with which its forecasts have the least CRPS; the mean over sources is learned, with none as one of them.
+from the other sources alone (curve/average.py: the weight a of a gain, and its error e). For each source the
+weight is taken with which its forecasts have the least CRPS, without an error, and then the error, with the
+weight that is learned; what is learned is the mean over sources, with none as one of them.
 The line `folders` is of all sources that are folders of CSV files: runs of other trainers.
 Carried on: the mean of the last 5 evaluations seen, a quarter of them at most. --record writes what is
 learned from all sources to trainer/scaling/curve/population.json. validation.literature compares laws.
@@ -23,10 +24,10 @@ import numpy as np
 from bench.harness import ROOT, Case, Row, grouped
 from bench.table import number, table
 from trainer.config import ConfigError
-from trainer.scaling.curve.average import DEFAULT, LawDraws, gain_weights, resampled
+from trainer.scaling.curve.average import DEFAULT, LawDraws, gain_errors, gain_weights, resampled
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.points import last_error
-from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, EvalPoint
 from trainer.scaling.forecast import Backtest, backtest
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import read_inputs
@@ -36,6 +37,7 @@ PARALLEL = True
 POPULATION = ROOT / "trainer" / "scaling" / "curve" / "population.json"
 SHARES = (0.25, 0.5)  # of the compute, from which runs are forecast
 GAINS = np.arange(0, 4.01, 0.25).tolist()  # a of the weights
+ERRORS = np.arange(0, 0.81, 0.1).tolist()  # e of the gains
 MADE_BY = (
     "python -m bench validation.sources tinker-cog countdown-ppo gsm8k-grpo-ablation "
     "'docs/study/curves.csv.gz/*@compute=compute/flops' "
@@ -51,7 +53,7 @@ HEAD = (
     "forecast from",
     "runs",
     "forecast",
-    "weight",
+    "weight, error of a gain",
     "error",
     "carried on",
     "error / carried on",
@@ -94,22 +96,24 @@ def held_out(curve: Curve, share: float) -> tuple[Curve, list[EvalPoint], Backte
 
 
 def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
-    """A run's forecasts by each weight, beside its end; without them if it is too short."""
+    """A run's forecasts by each weight and error, beside its end; without them if it is too short."""
     seen, later, test = held_out(curve, share)
     row: Row = {"source": source, "folder": folder, "run": curve.name, "share": share, "forecast": False}
     if test is None:
         return row
-    fit, truth = fit_curve(seen, prior=replace(DEFAULT, gain=0.0)), test.level.measured
+    fit, truth = fit_curve(seen, prior=replace(DEFAULT, gain=0.0, gain_error=0.0)), test.level.measured
     row |= {"forecast": test.predictable, "truth": truth, "carried": test.carried}
-    return row | {"by_gain": [scored(weighted(fit, a), later, truth) for a in GAINS]}
+    by_gain = [[scored(weighted(fit, a, e), later, truth) for e in ERRORS] for a in GAINS]
+    return row | {"by_gain": by_gain}
 
 
-def weighted(fit: Fit, a: float) -> Fit:
-    """The fit whose draws are weighted by their gain."""
+def weighted(fit: Fit, a: float, e: float) -> Fit:
+    """The fit whose draws are weighted by their gain, which is off by so much."""
     ahead = fit.forecast
     of_laws = [part for part in ahead.parts if isinstance(part, LawDraws)]
     parts = resampled(of_laws, gain_weights(of_laws, ahead.last, a))
-    return replace(fit, averaged_draws=replace(ahead, parts=tuple(parts)))
+    p = sum(len(part.A) for part in parts if part.family.law == 0) / DRAWS
+    return replace(fit, averaged_draws=replace(ahead, parts=tuple(parts), gain_error=gain_errors(e, p)))
 
 
 def scored(fit: Fit, points: Sequence[EvalPoint], truth: float) -> list[float]:
@@ -126,35 +130,43 @@ def crps(draws: Array, weight: Array, truth: float) -> float:
     return float(w @ np.abs(x - truth) - w @ (x * (2 * below - 1)))
 
 
-def learned(rows: Sequence[Row]) -> float:
-    """a, from the forecasts of several sources."""
-    return float(np.mean([0.0, *best(rows).values()]))
+def learned(rows: Sequence[Row], a: float | None = None) -> float:
+    """a, from the forecasts of several sources; with an a, e."""
+    return float(np.mean([0.0, *best(rows, a).values()]))
 
 
-def best(rows: Sequence[Row]) -> dict[str, float]:
-    """The a of each source with which its forecasts have the least CRPS, each share alike."""
+def best(rows: Sequence[Row], a: float | None = None) -> dict[str, float]:
+    """The a of each source with which its forecasts have the least CRPS, each share alike; with an a, e."""
     sources = grouped([row for row in rows if "by_gain" in row], "source")
-    scores = {name: np.zeros(len(GAINS)) for name in sources}
+    tried, chosen = (GAINS, np.s_[:, 0, 3]) if a is None else (ERRORS, np.s_[nearest(a), :, 3])
+    scores = {name: np.zeros(len(tried)) for name in sources}
     for name, its in sources.items():
         for share in SHARES:
             runs = [row for row in its if row["share"] == share]
             if runs:
                 naive = np.mean([abs(row["truth"] - row["carried"]) for row in runs])
-                scores[name] += np.mean([[x[3] for x in row["by_gain"]] for row in runs], axis=0) / naive
-    return {name: GAINS[int(x.argmin())] for name, x in scores.items()}
+                scores[name] += np.mean([np.array(row["by_gain"])[chosen] for row in runs], axis=0) / naive
+    return {name: tried[int(x.argmin())] for name, x in scores.items()}
 
 
 def describe(head: Row, runs: Sequence[Row]) -> str:
     """A row for each source and share, and for all of them."""
     sources = list(dict.fromkeys(row["source"] for row in runs))
-    gains = {name: learned([row for row in runs if row["source"] != name]) for name in sources}
+    gains = {name: both([row for row in runs if row["source"] != name]) for name in sources}
     lines = []
     for name in [*sources, "all", "folders"]:
         for share in SHARES:
             its = [row for row in runs if row["share"] == share and name in _names(row)]
             lines.append(_line(name, share, its, gains))
-    what = f"Weight of a gain, by what is best for each source: {best(runs)}; of all: {learned(runs):.2f}."
-    return f"{table(HEAD, lines)}\n\n{what}"
+    a, e = both(runs)
+    what = f"Weight of a gain, by what is best for each source: {best(runs)}; of all: {a:.2f}."
+    return f"{table(HEAD, lines)}\n\n{what} Its error: {best(runs, a)}; of all: {e:.2f}."
+
+
+def both(rows: Sequence[Row]) -> tuple[float, float]:
+    """a and e, from the forecasts of several sources."""
+    a = learned(rows)
+    return a, learned(rows, a)
 
 
 def _names(row: Row) -> set[str]:
@@ -162,13 +174,14 @@ def _names(row: Row) -> set[str]:
     return {row["source"], "all", *(["folders"] if row["folder"] else [])}
 
 
-def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float]) -> list[str]:
+def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, tuple[float, float]]) -> list[str]:
     shown = [row for row in rows if row["forecast"]]
-    weight = f"{GAINS[nearest(gains[name])]:.2f}" if name in gains else ""
+    at = {source: (nearest(a), nearest(e, ERRORS)) for source, (a, e) in gains.items()}
+    weight = f"{GAINS[at[name][0]]:.2f}, {ERRORS[at[name][1]]:.1f}" if name in gains else ""
     counts = [name, f"{share:.0%}", str(len(rows)), str(len(shown)), weight]
     if not shown:
         return [*counts, *"––––"]
-    forecasts = [row["by_gain"][nearest(gains[row["source"]])] for row in shown]  # as the others say
+    forecasts = [np.array(row["by_gain"])[at[row["source"]]] for row in shown]  # as the others say
     value, low, high, _ = np.array(forecasts).T
     truth, last = np.array([[row["truth"], row["carried"]] for row in shown]).T
     error, carried = np.median(np.abs(truth - value)), np.median(np.abs(truth - last))
@@ -177,17 +190,20 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, float])
     return [*counts, f"{error:.3f}", f"{carried:.3f}", ratio, f"{holds:.2f}"]
 
 
-def nearest(a: float) -> int:
-    """The index in GAINS of the weight that is used for a."""
-    return int(np.abs(np.array(GAINS) - a).argmin())
+def nearest(x: float, tried: Sequence[float] = GAINS) -> int:
+    """The index of the value that is used for one that is learned."""
+    return int(np.abs(np.array(tried) - x).argmin())
 
 
 def publish(head: Row, runs: Sequence[Row]) -> None:
-    """Write the weight learned from all sources, as it is shipped."""
+    """Write the weight and the error learned from all sources, as they are shipped."""
+    (gain, error), errors = both(runs), best(runs, learned(runs))
     counts = {name: len({row["run"] for row in runs if row["source"] == name}) for name in best(runs)}
     sources = {
-        name: {"runs": counts[name], "gain": a} | ({"from": ORIGINS[name]} if name in ORIGINS else {})
+        name: {"runs": counts[name], "gain": a, "gain_error": round(errors[name], 1)}
+        | ({"from": ORIGINS[name]} if name in ORIGINS else {})
         for name, a in best(runs).items()
     }
-    content = {"made by": MADE_BY, "sources": sources}
-    POPULATION.write_text(json.dumps(content | {"gain": round(learned(runs), 2)}, indent=1) + "\n")
+    population = {"gain": round(gain, 2), "gain_error": round(error, 2)}
+    content = {"made by": MADE_BY, "sources": sources} | population
+    POPULATION.write_text(json.dumps(content, indent=1) + "\n")

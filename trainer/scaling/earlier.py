@@ -181,8 +181,9 @@ def prior_of_kind(earlier: Earlier) -> Prior:
         laws.append(LawPrior(of_laws[i], shape))
     of_transients = shares(lambda prior: [t.probability for t in prior.transients])
     transients = (replace(t, probability=p) for t, p in zip(before.transients, of_transients, strict=True))
-    gain = before.gain / (1 + len(groups))  # they say themselves how runs like them go on
-    return replace(before, laws=tuple(laws), transients=tuple(transients), gain=gain)
+    prior = replace(before, laws=tuple(laws), transients=tuple(transients))
+    less = 1 / (1 + len(groups))  # they say themselves how runs like them go on
+    return replace(prior, gain=before.gain * less, gain_error=before.gain_error * less)
 
 
 def _random_effect(

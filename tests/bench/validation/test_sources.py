@@ -12,9 +12,12 @@ from trainer.scaling import Sigmoid
 from trainer.scaling.simulate import simulated
 
 
-def row(source: str, share: float, best: float, truth: float = 0.5) -> Row:
-    """A run whose forecast is off by the distance of the weight from `best`."""
-    by_gain = [[truth + abs(a - best), truth, 1.0, abs(a - best)] for a in sources.GAINS]
+def row(source: str, share: float, best: float, truth: float = 0.5, error: float = 0.0) -> Row:
+    """A run whose forecast is off by the distance of the weight from `best`, and of e from `error`."""
+    by_gain = [
+        [[truth + abs(a - best), truth, 1.0, abs(a - best) + abs(e - error)] for e in sources.ERRORS]
+        for a in sources.GAINS
+    ]
     return {
         "source": source, "folder": source == "a", "run": "r", "share": share, "forecast": True,
         "truth": truth, "carried": 0.3, "by_gain": by_gain,
@@ -27,15 +30,15 @@ def test_the_weight_of_a_source_is_the_mean_of_what_is_best_for_the_others_and_n
     text = sources.describe({}, rows)
     lines = [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     # a is forecast by half of b's weight, which is right for a; b by half of a's
-    assert lines[2] == ["a", "25%", "1", "1", "1.00", "0.000", "0.200", "0.00", "1.00"]
-    assert lines[4][:6] == ["b", "25%", "1", "1", "0.50", "1.500"]
+    assert lines[2] == ["a", "25%", "1", "1", "1.00, 0.0", "0.000", "0.200", "0.00", "1.00"]
+    assert lines[4][:6] == ["b", "25%", "1", "1", "0.50, 0.0", "1.500"]
     assert lines[8] == ["folders", "25%", "1", "1", "", "0.000", "0.200", "0.00", "1.00"]
 
 
 def test_the_weight_that_is_printed_is_the_one_with_which_runs_are_forecast() -> None:
     rows = [row(name, share, 1.0) for name in "abc" for share in sources.SHARES]
     line = sources.describe({}, rows).splitlines()[2].split("|")
-    assert [line[5].strip(), line[6].strip()] == ["0.75", "0.250"]  # of 2/3, the nearest that was tried
+    assert [line[5].strip(), line[6].strip()] == ["0.75, 0.0", "0.250"]  # of 2/3, the nearest that was tried
 
 
 @pytest.mark.filterwarnings("error")
@@ -46,15 +49,17 @@ def test_a_run_is_measured_by_every_weight() -> None:
     assert result["forecast"]
     assert result["truth"] == pytest.approx(np.mean([p.pass_rate for p in rising.points[17:]]))
     assert result["carried"] == pytest.approx(np.mean([p.pass_rate for p in rising.points[9:12]]))
-    assert len(result["by_gain"]) == len(sources.GAINS) and all(
-        abs(x[0] - result["truth"]) < 0.08 and x[1] <= x[0] <= x[2] for x in result["by_gain"]
-    )
+    values = np.array(result["by_gain"])
+    assert values.shape == (len(sources.GAINS), len(sources.ERRORS), 4)
+    value, low, high, _ = np.moveaxis(values, 2, 0)
+    assert (abs(value - result["truth"]) < 0.08).all() and (low <= value).all() and (value <= high).all()
 
 
 def test_what_is_learned_is_written_with_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "POPULATION", tmp_path / "population.json")
-    sources.publish({}, [row("tinker-cog", share, 3.0) for share in sources.SHARES])
+    sources.publish({}, [row("tinker-cog", share, 3.0, error=0.4) for share in sources.SHARES])
     content = json.loads((tmp_path / "population.json").read_text())
-    assert content["gain"] == 1.5 and content["sources"]["tinker-cog"]["runs"] == 1
+    assert (content["gain"], content["gain_error"]) == (1.5, 0.2)
+    assert content["sources"]["tinker-cog"]["runs"] == 1
     assert "tinker-cookbook" in content["sources"]["tinker-cog"]["from"]
     assert all(name in content["made by"] for name in sources.ORIGINS)

@@ -73,6 +73,20 @@ def test_a_drift_adds_to_the_log_odds_for_each_e_fold_of_compute_beyond_the_data
     assert np.log(after / (1 - after)) - np.log(before / (1 - before)) == pytest.approx([0.6, -0.2])
 
 
+def test_what_is_still_to_be_gained_is_off_by_a_share_of_it() -> None:
+    """So a run on its plateau is as certain as before, whatever the error."""
+    for C in (4.0, 2.0):  # beyond the data, and at their end
+        draws = curves(5.0, [0.9, 0.9], [1.0, 1.0], [1.0, 1.0])
+        plain = Average((draws,), 0.0, last=2.0, drift=np.zeros(2))
+        off = replace(plain, gain_error=np.array([0.5, -0.5]))
+        before, after, now = plain.reward(C), off.reward(C), plain.reward(2.0)
+        gained = np.log(before / (1 - before)) - np.log(now / (1 - now))
+        error = np.log(after / (1 - after)) - np.log(before / (1 - before))
+        assert error == pytest.approx([0.5 * gained[0], -0.5 * gained[1]]) and (gained[0] > 0) == (C > 2)
+    assert np.std(average.gain_errors(0.2, 0.5)) == pytest.approx(0.1, rel=0.05)
+    assert not average.gain_errors(0.2, 1.0).any()  # the sigmoid's posterior alone
+
+
 @pytest.mark.parametrize("law", [odds_law, exponential], ids=["odds", "exponential"])
 def test_the_end_of_a_run_that_is_no_sigmoid_is_forecast_from_its_half(law: object) -> None:
     assert callable(law)

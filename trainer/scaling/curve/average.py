@@ -10,8 +10,10 @@ format of the answers, does not follow the curve of the rest.
 
 Where the data leave open how much is still gained, runs in general say it: draws are weighted by
 exp(a d − d² / 2 s²), where d is what they gain from the last compute to three times as much, in log odds per
-e-fold of compute. a is learned from finished runs of several sources: population.json says which, and
-`python -m bench validation.sources` makes it.
+e-fold of compute. Runs also gain more or less than all laws say, unless they follow a sigmoid: the draws' log
+odds are off by z e (1 − p) x the median gain, where z is normal and p the probability of the sigmoid. a and e
+are learned from finished runs of several sources: population.json says which, and `python -m bench
+validation.sources` makes it.
 
 The laws of the prior DEFAULT were chosen on the runs with seed 0 of docs/study.md. Earlier runs of the same
 kind change it (earlier.py).
@@ -72,15 +74,18 @@ class Prior:
     # mean and sd of the forecast's error in log odds, per e-fold of C
     drift: tuple[float, float] = (0.0, 0.0)
     gain: float = 0.0  # a of the weights of draws; 0: they all count alike
+    gain_error: float = 0.0  # e: sd of the error of what is forecast to be gained, as a share of it
 
 
 # The last has a ceiling of 1: every prompt can be learned.
 LAWS = ("a sigmoid", "a stretched approach", "a logistic of C^p", "a logistic of C^p to 1")
 NEAR_1 = (0.0, 0.35)  # of log p: most runs are near an exponential or a logistic in compute
+POPULATION = json.loads(Path(__file__).with_name("population.json").read_text())
 DEFAULT = Prior(
     (LawPrior(0.4, None), LawPrior(0.1, NEAR_1), LawPrior(0.25, NEAR_1), LawPrior(0.25, NEAR_1)),
     (Transient(0.06, 0.25), Transient(0.2, 0.25)),
-    gain=float(json.loads(Path(__file__).with_name("population.json").read_text())["gain"]),
+    gain=float(POPULATION["gain"]),
+    gain_error=float(POPULATION["gain_error"]),
 )
 
 
@@ -111,23 +116,41 @@ class Average:
     last: float  # the largest compute of the data
     drift: Array  # (n,) of each draw: log odds per e-fold of compute beyond the data
     axis: Axis | None = None  # of work, where the curves are over that; None: they are over compute
+    gain_error: ArrayLike = 0.0  # (n,) of each draw, as a share of the median gain ahead, in log odds
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
         return self.axis.reward(self._on_axis, compute) if self.axis else self._on_axis(compute)
 
     def _on_axis(self, compute: ArrayLike) -> Array:
-        rewards = np.clip(np.concatenate([part.reward(compute) for part in self.parts]), 0, 1)
-        if not self.drift.any():
+        rewards = self._of_laws(compute)
+        if not (self.drift.any() or np.any(self.gain_error)):
             return rewards
         ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
-        return expit(logit(rewards) + np.multiply.outer(self.drift, ahead))
+        odds = logit(rewards)
+        middle, now = _middle(odds), _middle(logit(self._of_laws(self.last)))
+        error = np.multiply.outer(self.gain_error, np.maximum(middle - now, 0) * (ahead > 0))
+        odds = odds + error - (_middle(odds + error) - middle)  # an error of spread alone
+        return expit(odds + np.multiply.outer(self.drift, ahead))
+
+    def _of_laws(self, compute: ArrayLike) -> Array:
+        return np.clip(np.concatenate([part.reward(compute) for part in self.parts]), 0, 1)
 
     def compute_for(self, reward: float) -> Array:
         """C at which each draw first reaches `reward`: 0 if it starts there, infinite if it never does."""
         compute = self.last * SOUGHT
         first = first_reached(compute, self.reward(compute), reward)
         return np.where(first > compute[0], first, np.where(self.reward(0.0) >= reward, 0.0, first))
+
+
+def _middle(odds: Array) -> Array:
+    """The median over draws of their log odds."""
+    return np.clip(np.median(odds, axis=0), logit(EXTREME), -logit(EXTREME))
+
+
+def gain_errors(e: float, sigmoid_prob: float) -> Array:
+    """The error of each draw, (n,), as a share of what is forecast to be gained; the same every time."""
+    return np.asarray(e * (1 - sigmoid_prob) * np.random.default_rng(1).standard_normal(DRAWS))
 
 
 def first_reached(compute: Array, rewards: Array, reward: float) -> Array:
@@ -189,7 +212,8 @@ def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     mean, sd = prior.drift
     drift = mean + sd * rng.standard_normal(DRAWS)
     sigmoids = sum(len(part.A) for part in parts if part.family.law == 0)
-    return Average(tuple(parts), sigmoids / DRAWS, last, drift, axis)
+    p = sigmoids / DRAWS
+    return Average(tuple(parts), p, last, drift, axis, gain_errors(prior.gain_error, p))
 
 
 def gain_weights(parts: Iterable[LawDraws | Draws], last: float, a: float) -> Array:
