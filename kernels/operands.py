@@ -28,8 +28,8 @@ def operands(
         raise RuntimeError("hidden or weight has a tangent; the op has no forward-mode derivative (jvp)")
     if hasattr(hidden, "full_tensor"):
         raise ValueError("hidden is a DTensor; expected this rank's own rows: give hidden.to_local()")
-    device = hidden.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    device = hidden.device.type  # torch 2.11 cannot trace is_autocast_available
+    autocast = (traced or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
     if autocast and torch.float64 not in (hidden.dtype, weight.dtype):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight if hasattr(weight, "full_tensor") else weight.to(dtype)

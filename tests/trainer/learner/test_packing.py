@@ -251,7 +251,7 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     from torch.nn.attention import varlen
 
     real = list(inspect.signature(varlen.varlen_attn).parameters)
-    assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
+    assert real[:3] == ["query", "key", "value"] and {"scale", "window_size"} < set(real)
     assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
     def of_2_13(q, k, v, *rest, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
