@@ -16,7 +16,7 @@ from torch import Tensor
 from . import op
 from .check import check_shapes, inverse
 from .operands import Reduce, operands
-from .settings import DEFAULT, RowKernel, register
+from .settings import DEFAULT, RowKernel, register, traced
 from .term import KL, Objective, SequenceObjective
 
 
@@ -30,6 +30,7 @@ class PolicyLossOutput:
     stats: dict[str, Tensor]  # 0-d tensors, see docs/kernels.md
 
 
+@traced
 def policy_loss(
     hidden: Tensor,  # (N, H)
     weight: Tensor,  # (V, H): the LM head, tied or not

@@ -17,7 +17,7 @@ from .head import LMHead
 from .op import weighted_rows
 from .operands import Reduce, operands, shard_offset
 from .rows import gradient, softmax
-from .settings import NAMESPACE, Settings, lookup, register
+from .settings import NAMESPACE, Settings, lookup, register, traced
 
 
 class LogProbs(NamedTuple):
@@ -29,6 +29,7 @@ class LogProbs(NamedTuple):
     is_argmax: Tensor  # bool: no token has a larger logit than the target
 
 
+@traced
 def linear_logprob(
     hidden: Tensor,  # (N, H)
     weight: Tensor,  # (V, H)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -79,6 +79,7 @@ class Settings:
             )
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Registered = Objective | SequenceObjective | KL | dist.ProcessGroup | Settings | None
 
 _lock = threading.Lock()
@@ -117,6 +118,12 @@ def _register(item: Registered, identity: int) -> int:
 
 # torch.compiler.assume_constant_result sets this, but it would import the compiler, which takes two seconds.
 _register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
+
+
+def traced(op: F) -> F:
+    """The op, which torch.compile leaves out before torch 2.13: that fails at a frozen dataclass, and takes
+    one function for another of the same code."""
+    return torch.compiler.disable(op) if torch.__version__ < "2.13" else op
 
 
 def lookup(index: int) -> Any:

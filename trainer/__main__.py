@@ -33,7 +33,8 @@ sigmoid-rl --completion SHELL prints what makes bash, zsh or fish complete comma
 COMPLETION = {  # after the commands, files; in bash options, too, those of the command's --help
     "bash": """_sigmoid_rl() {{
   local words='{}'
-  [ "$COMP_CWORD" = 1 ] || words=$("$1" "${{COMP_WORDS[1]}}" --help | grep -oE -- '--[a-z][a-z0-9_.-]*')
+  [ "$COMP_CWORD" = 1 ] || words=$("$1" "${{COMP_WORDS[1]}}" --help 2> /dev/null |
+    grep -oE -- '--[a-z][a-z0-9_.-]*' | sort -u)
   [[ "$COMP_CWORD" != 1 && "$2" != -* ]] || COMPREPLY=($(compgen -W "$words" -- "$2"))
 }}
 complete -o default -F _sigmoid_rl sigmoid-rl""",

@@ -12,6 +12,8 @@ from kernels import PolicyLossOutput, linear_logprob, policy_loss
 from kernels.reference import reference_loss
 from kernels.rows import softmax
 
+TRACED = torch.__version__ >= "2.13"  # torch.compile takes the op into its graph
+
 
 class Watch(TorchDispatchMode):
     """What runs inside: each op's name and the type of its first tensor; the largest tensor given back."""

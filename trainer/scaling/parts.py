@@ -45,14 +45,25 @@ def by_task(text: str, options: ReadOptions) -> dict[str, Reading]:
     last = next(i for i, names in enumerate(zip(*map(reversed, split), strict=False)) if len(set(names)) > 1)
     parts = {}
     for column, words in zip(columns, split, strict=True):
-        [reading] = read_inputs([text], replace(source.options, reward_column=column))
-        parts["/".join(words[first : len(words) - last])] = reading
+        name = "/".join(words[first : len(words) - last]) or words[first - 1]  # math beside math/aime
+        parts[name] = _only(text, replace(source.options, reward_column=column))
     return parts
+
+
+def _only(text: str, options: ReadOptions) -> Reading:
+    """The one run of an input."""
+    readings = read_inputs([text], options)
+    if len(readings) > 1:
+        names = ", ".join(reading.curve.name for reading in readings[:3])
+        raise ConfigError(
+            f"{text} holds {len(readings)} runs ({names}, …), and --by is of one: give it alone"
+        )
+    return readings[0]
 
 
 def by_difficulty(text: str, options: ReadOptions) -> tuple[Reading, dict[str, Curve]]:
     """A run of ours, and the curve of each third of its held-out prompts. ConfigError: too few of them."""
-    [reading] = read_inputs([text], options)
+    reading = _only(text, options)
     name = re.fullmatch(r"eval/(?:(.+)/)?pass_rate", reading.reward_column)
     if not name:
         raise ConfigError(

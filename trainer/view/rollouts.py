@@ -171,10 +171,13 @@ class Rollouts:
         learned = json.loads(_line(entry.learned)) if entry.learned else {}
         return entry, json.loads(_line(entry.finished)), learned
 
+    def _name(self, path: Path) -> Path:
+        return path.relative_to(self.folder.parent)
+
     def _drop(self, path: Path) -> None:
         """Forget a file and its groups."""
         del self.read[path]
-        self.damaged = [line for line in self.damaged if not line.startswith(f"{path.name},")]
+        self.damaged = [line for line in self.damaged if not line.startswith(f"{self._name(path)},")]
         number = int(path.stem) if path.stem.isdecimal() else -1
         for group_id, entry in list(self.entries.items()):
             if group_id // SEGMENT_GROUPS == number or (entry.finished and entry.finished[0] == path):
@@ -200,7 +203,7 @@ class Rollouts:
             try:
                 self._take(line, (path, place + start, len(line)))
             except (ValueError, LookupError, TypeError):  # not JSON, or none of the journal's records
-                self.damaged.append(f"{path.name}, byte {place + start}")
+                self.damaged.append(f"{self._name(path)}, byte {place + start}")
         self.read[path] = about.st_ino, place + whole
         return whole > 0
 

@@ -62,7 +62,7 @@ def test_each_bucket_has_the_pass_rates_of_its_prompts() -> None:
 
 
 def test_a_row_for_each_task_and_for_each_third_of_the_prompts(command: Command) -> None:
-    tasks = {"math": task(MATH, 0, 0.0), "code": task(CODE, 1, 0.0)}
+    tasks = {"math": task(MATH, 0, 0.0), "math/aime": task(CODE, 1, 0.0)}
     Path("run").mkdir()
     rows = [
         {"step": i, "gpu_hours": c, "eval/pass_rate": float(MATH.reward(c))}
@@ -75,8 +75,8 @@ def test_a_row_for_each_task_and_for_each_third_of_the_prompts(command: Command)
     write_jsonl(Path("run/held_out.jsonl"), lines)
     text = command("fit run --by task --plot t.svg --json t.json")
     assert text.json["math"]["at_2x"]["value"] == pytest.approx(MATH.reward(12_000), abs=0.03)
-    assert [line.split()[0] for line in text.splitlines()[:3]] == ["task", "math", "code"]
-    assert "math: A" in Path("t.svg").read_text() and "code: A" in Path("t.svg").read_text()
+    assert [line.split()[0] for line in text.splitlines()[:3]] == ["task", "math", "aime"]
+    assert "math: A" in Path("t.svg").read_text() and "aime: A" in Path("t.svg").read_text()
     text = command("fit run --by difficulty")
     assert [line.split()[0] for line in text.splitlines()[:4]] == ["difficulty", *BUCKETS]
 
@@ -88,9 +88,12 @@ def test_a_row_for_each_task_and_for_each_third_of_the_prompts(command: Command)
         ("fit a.jsonl --by difficulty", "has no held_out.jsonl"),
         ("fit a.jsonl --by difficulty --reward-column loss", "not of loss"),
         ("fit a.jsonl a.jsonl --by task", "of one run"),
+        ("fit a.jsonl --by task --families", "--families"),
+        ("fit b.jsonl --by difficulty", "holds 2 runs"),
     ],
 )
 def test_what_has_no_parts_is_refused(command: Command, line: str, says: str) -> None:
     rows = [{"step": i, "loss": 0.1, "eval/pass_rate": i / 20} for i in range(9)]
     write_jsonl(Path("a.jsonl"), rows)
+    write_jsonl(Path("b.jsonl"), [row | {"run": run} for run in "xy" for row in rows])
     assert says in command(line, exit_code=2)

@@ -127,7 +127,7 @@ def test_a_line_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     (run,) = opened(tmp_path / "run")
     assert ids(run.rollouts) == [5, 4, 3, 1, 0] and len(run.rollouts.damaged) == 4
     assert "4 lines of the journal cannot be read" in run.view()["warnings"][-1][1]
-    assert "000000.jsonl, byte" in run.view()["warnings"][-1][1]
+    assert "(journal/000000.jsonl, byte" in run.view()["warnings"][-1][1]
     file.unlink()
     run.rollouts.update(60.0)
     assert run.rollouts.damaged == []

@@ -78,8 +78,11 @@ class Command(ForecastCommand):
 
     def _parts(self, inputs: Sequence[str]) -> None:
         """Print a row for each task of a run, or each third of its prompts."""
-        if len(inputs) != 1 or self.like:
-            raise ConfigError("--by is of one run, without --like: its parts are learned from each other")
+        if len(inputs) != 1 or self.like or self.families or self.details:
+            raise ConfigError(
+                "--by is of one run, without --like (its parts are learned from each other), "
+                "--families and --details"
+            )
         if self.by == "task":
             tasks = by_task(inputs[0], self)
             readings, curves = list(tasks.values()), {name: self.curve(task) for name, task in tasks.items()}
