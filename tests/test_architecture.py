@@ -71,7 +71,8 @@ CEILINGS = {
     # 33 what the learner said of tokens, in the journal
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
-    "controller": 3_086,
+    # 17 labels that an answer is not, rows and columns of CSV that run together
+    "controller": 3_103,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -86,7 +87,8 @@ CEILINGS = {
     # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes,
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
-    "launcher": 2_077,  # 18 a fallen run goes on more slowly, another recipe;
+    # 8 a solved run, what another recipe must keep, RL from before a fall
+    "launcher": 2_085,  # 18 a fallen run goes on more slowly, another recipe;
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
@@ -122,7 +124,8 @@ CEILINGS = {
     # 37 what a stranger tried of the loss, DDP
     # 45 what runs on which cards
     # 90 a newcomer's three files
-    "tests": 31_605,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    # 70 a review of data files, what next and warnings
+    "tests": 31_675,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -307,7 +307,7 @@ class EvaluationConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardConfig:
     stop: bool = False
-    """End the run in order when its metrics show for three steps in a row that training goes wrong: few effective tokens, a large KL or ratio, entropy gone, truncation or repetition above 10 %; or for five to twenty, that rewards are equal, answers wrong or unreadable, or that a value network does not learn. Such warnings are always in the log, in metrics.jsonl and in the report."""
+    """End the run in order when its metrics show for three steps in a row that training goes wrong: few effective tokens, a large KL or ratio, entropy gone, truncation or repetition above 10 %; or for five to twenty, that rewards are equal, that answers are wrong, or unreadable while nothing is learned, or that a value network does not learn. Such warnings are always in the log, in metrics.jsonl and in the report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

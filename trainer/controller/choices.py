@@ -11,7 +11,7 @@ from trainer.controller.sources import Row, RowError, value_at
 def with_options(row: Row, config: DataConfig) -> Row:
     """The row with its options, shuffled if data.shuffle_choices says so, and the right one's letter."""
     options = _options(row, config)
-    _unnamed_labels(row, config)
+    _unnamed_labels(row, options, config)
     right = _right(row, options, config)
     order = list(range(len(options)))
     if config.shuffle_choices:  # by the texts alone, and not by where the right one stands
@@ -38,19 +38,25 @@ def _options(row: Row, config: DataConfig) -> list[str]:
     return options
 
 
-def _unnamed_labels(row: Row, config: DataConfig) -> None:
-    """RowError if the options have labels beside them, as in ARC, that are not A, B, C ... and no setting
-    names them: a 2 would be read as the third option."""
+def _unnamed_labels(row: Row, options: list[str], config: DataConfig) -> None:
+    """RowError if the answer may be one of the labels beside the options, as in ARC, no setting names these,
+    and they are neither A, B, C ... nor 0, 1, 2 ...: the label 2 would be read as the third option."""
     columns = config.choices_column
     if config.labels_column or isinstance(columns, tuple) or not columns.endswith(".text"):
         return
     column = columns.removesuffix("text") + "label"
     try:
-        labels = value_at(row.columns, column)
+        labels, value = value_at(row.columns, column), value_at(row.columns, config.answer_column)
     except RowError:
         return
-    if isinstance(labels, list) and "".join(map(str, labels)) != string.ascii_uppercase[: len(labels)]:
-        raise RowError(f"the options have the labels {labels}; set data.labels_column {column}")
+    names = [str(label).strip() for label in labels] if isinstance(labels, list) else []
+    plain = [*string.ascii_uppercase[: len(names)]], [*map(str, range(len(names)))]
+    text = f"{value:g}" if isinstance(value, float) else str(value).strip()  # a list is none of them
+    if names not in plain and names.count(text) == 1:
+        other = f", or {columns} if it is an option's text" * (text in options)
+        raise RowError(
+            f"the answer {text} may be one of the labels {labels}; set data.labels_column {column}{other}"
+        )
 
 
 def _right(row: Row, options: list[str], config: DataConfig) -> int:

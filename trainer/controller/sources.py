@@ -181,21 +181,33 @@ def _row(place: str, columns: Any, problem: str = "") -> Row:
 def _csv(path: Path) -> Iterator[Row]:
     """The rows below a header, with text in every column. A place is the last line of its row."""
     csv.field_size_limit(CELL_CHARS)
+    start = 1  # line of the row
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(file, strict=True)
         try:
+            names = reader.fieldnames or []
+            twice = next((f"the header names {n!r} twice" for n in names if n and names.count(n) > 1), "")
+            if problem := _foreign_bytes(names) or twice:
+                raise ConfigError(f"{path}:{reader.line_num}: {problem}")
+            start = reader.line_num + 1
             for columns in reader:
-                text = "".join(map(str, columns.values()))
-                wrong = next((_no_utf8(ord(c) & 0xFF) for c in text if "\udc80" <= c <= "\udcff"), "")
+                wrong = _foreign_bytes(columns.values())
                 if columns.pop(None, None):
                     wrong = f"more than the {len(columns)} cells of the header; put quotes around commas"
                 yield Row(f"{path}:{reader.line_num}", {} if wrong else columns, problem=wrong)
+                start = reader.line_num + 1
         except csv.Error as e:
-            raise ConfigError(f"{path}:{reader.line_num}: not readable as CSV: {e}") from e
+            advice = "a quote within a quoted cell has to be doubled"
+            raise ConfigError(f"{path}:{start}: the row that begins here is not CSV: {e}; {advice}") from e
+
+
+def _foreign_bytes(cells: Iterable[Any]) -> str:
+    text = "".join(map(str, cells))
+    return next((_no_utf8(ord(c) & 0xFF) for c in text if "\udc80" <= c <= "\udcff"), "")
 
 
 def _no_utf8(byte: int) -> str:
-    return f"byte 0x{byte:02x} is not UTF-8; convert the file, as with iconv -f latin1 -t utf-8"
+    return f"byte 0x{byte:02x} is not UTF-8; convert the file, as with iconv -f latin1 (or utf-16) -t utf-8"
 
 
 def _table(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Row]:

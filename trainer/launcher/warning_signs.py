@@ -1,9 +1,9 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards or unreadable
-answers after 5, wrong answers after 10, a value network that does not learn after 20), and again only after a
-step without it. The limits are far from what healthy runs show; that of truncation is the paper's (arXiv
-2510.13786: runs above 10 % became unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, equal rewards, and with
+them unreadable answers, after 5, wrong answers after 10, a value network that does not learn after 20), and
+again only after a step without it. The limits are far from what healthy runs show; that of truncation is the
+paper's (arXiv 2510.13786: runs above 10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +23,7 @@ class Sign:
     is_wrong: Callable[[float, float], bool]  # of the metric's value, and its mean over the first steps
     text: str  # with {value} and {first}
     in_a_row: int = IN_A_ROW  # steps for which it must hold
+    unless: str = ""  # a metric that must be 0
 
 
 SIGNS = {
@@ -80,6 +81,7 @@ SIGNS = {
         "samples.jsonl; ask for the form that verifier.kind reads (data.template, data.system), set "
         "data.chat for a chat model, raise engine.max_new_tokens if they are cut, or take another verifier",
         in_a_row=5,
+        unless="train/effective_prompts",  # a base model learns the form first
     ),
     "truncation": Sign(
         "train/truncated",
@@ -116,7 +118,7 @@ class Guards:
         signs = {}
         for name, sign in SIGNS.items():
             value = row.get(sign.metric)
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float) or row.get(sign.unless):
                 self._held[name] = 0
                 continue
             first = self._first[name]

@@ -14,10 +14,12 @@ from trainer.config.typed import fields
 from trainer.jsonl import read_lines
 from trainer.run_folder import checkpoints, ended_by
 
-OF_DATA = ("data.", "verifier.", "engine.stop", "engine.max_new_tokens")  # keys that say what is right
+OF_DATA = (  # keys that say what is right, and which weights learn it
+    "data.", "verifier.", "environment.", "model.lora.", "engine.stop", "engine.max_new_tokens",
+)  # fmt: skip
 OF_LENGTH = (  # keys that make two recipes' runs comparable
-    "learner.lr", "pipeline.steps", "pipeline.prompts_per_step", "pipeline.completions_per_prompt",
-    "evaluation.every", "evaluation.samples",
+    "learner.lr", "pipeline.steps", "pipeline.max_compute", "pipeline.prompts_per_step",
+    "pipeline.completions_per_prompt", "evaluation.every", "evaluation.samples",
 )  # fmt: skip
 
 
@@ -48,8 +50,11 @@ def odd(run_dir: Path) -> list[str]:
     trained = [row for row in rows if "train/effective_prompts" in row]
     if trained and not lines and not any(row["train/effective_prompts"] for row in trained):
         unread = sum(row.get("verify/unparsable", 0.0) for row in trained) / len(trained)
+        solved = all(row.get("train/all_right") == 1 for row in trained)
         lines.append(
-            f"in none of the {len(trained)} steps had a prompt two different rewards, so nothing was "
+            f"in all {len(trained)} steps every answer is right: the task is solved for this model"
+            if solved
+            else f"in none of the {len(trained)} steps had a prompt two different rewards, so nothing was "
             f"learned; of {unread:.0%} of the completions the verifier could read no answer. "
             "Read samples.jsonl"
         )
@@ -62,7 +67,8 @@ def commands(config: Config, best: int | None = None) -> dict[str, str]:
     go_on = _go_on(config, run) if best is None else _slower(config, run, [s for s in saved if s <= best])
     if config.objective.supervised and saved:
         rl = f"{_on_its_data(config, 'scalerl')} --run-dir {shlex.quote(config.run_dir + '-rl')}"
-        go_on = {"RL from here": f"--branch-from {run}@{saved[-1]} {rl}"}
+        before = [s for s in saved if best is None or s <= best] or saved[:1]
+        go_on = {"RL from here": f"--branch-from {run}@{before[-1]} {rl}"}
     on = {name: f"python -m trainer.main {flags}" for name, flags in go_on.items()}
     on["look at its rollouts"] = f"sigmoid-rl view {run}"
     if saved:

@@ -96,6 +96,11 @@ def test_prompts_weigh_the_same_whatever_their_lengths_and_dropped_ones_nothing(
     assert weights(batch) == exact([1 / 8] * 3, [2, 4, 2]) and batch.stats["train/effective_prompts"] == 1
     kept = built(ALL_RIGHT, PLAIN, zero_variance="keep")
     assert weights(kept) == exact([1 / 16] * 5, [3, 5, 2, 4, 2]) and advantages(kept)[:2] == [0, 0]
+    assert kept.stats["train/effective_prompts"] == 1  # one of the two that are in the loss teaches something
+    thirds = group(5, *[rollout(0.1, 2)] * 3)  # whose mean is not quite .1
+    for norm in ("batch", "group", "running"):
+        alone = built(thirds, zero_variance="keep", advantage_norm=norm)
+        assert alone.stats["train/effective_prompts"] == 0 and len(alone.sequences) == 3
     # All completions of TRUNCATED stay: 1 over 20 tokens.
     assert weights(built(TRUNCATED, drop_truncated=False)) == exact([1 / 20] * 3, [3, 12, 5])
 

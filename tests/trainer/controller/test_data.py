@@ -94,6 +94,25 @@ def test_a_csv_file_has_text_in_its_columns_and_names_its_bad_rows(tmp_path: Pat
         assert f"a.csv{problem}" in error(**settings, held_out=1)
 
 
+def test_a_csv_file_whose_rows_or_columns_run_together_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    head, row = b"question,answer\n", b'"5"" or\n6"" pipe, 1"",?",5"\n"",1\n'
+    path.write_bytes(head + row.replace(b'""', b"x", 3) + b'q5",1\n')
+    assert len(load(source=str(path), held_out=1, max_bad_rows=0.5).prompts) == 2  # one prompt is empty
+    for content, problem in {
+        head + b'a,1\n"5 inch pipe,1\nb,2\n': ":3: the row that begins here is not CSV: unexpected end",
+        head + b'a,1\n"5" pipe,1\nb,2\n': ":3: the row that begins here is not CSV: ',' expected after",
+        b'question,"answer\n1,2\n': ":1: the row that begins here is not CSV: unexpected end",
+        b"question,answer,answer\na,1,2\n": ":1: the header names 'answer' twice",
+        b"question,r\xe9ponse\na,1\n": ":1: byte 0xe9 is not UTF-8",
+        "question,answer\na,1\n".encode("utf-16"): ":1: byte 0xff is not UTF-8",
+    }.items():
+        path.write_bytes(content)
+        assert f"a.csv{problem}" in error(source=str(path), held_out=1)
+    path.write_bytes(b"question,answer,,\na,1,,\nb,2,,\n")  # empty columns, as spreadsheets write them
+    assert len(load(source=str(path), held_out=1).prompts) == 2
+
+
 def test_held_out_prompts_are_those_with_the_smallest_hashes(tmp_path: Path) -> None:
     texts = [r["question"] for r in rows(30)]
     expected = sorted(texts, key=lambda t: hashlib.sha256(t.encode()).hexdigest())[:7]

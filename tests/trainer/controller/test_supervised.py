@@ -82,6 +82,7 @@ def test_loss_and_gradients_are_those_of_transformers_own_labels(model_dir: str,
     ctx: Any = SimpleNamespace(decode=lambda ids: [str(i) for i in ids])
     groups = [supervised_group(ctx, IssuedPrompt(i, 0, p, 0)) for i, p in enumerate(prompts)]
     batch = build_batch(groups, 1, SFT, 0, [], (), 8, None)
+    assert batch.stats["train/effective_prompts"] == len(prompts)  # without any advantage
     c = learner_config()
     object.__setattr__(c, "objective", SFT)
     metrics, kept = gradients_of_step(learner(model_dir, c), batch)

@@ -21,7 +21,7 @@ WRONG = {
     "kl": {"kl/k3": 0.2},
     "entropy": {"learner/entropy": 0.02},
     "signal": {"train/effective_prompts": 0.0},
-    "unread": {"verify/unparsable": 0.95},
+    "unread": {"verify/unparsable": 0.95, "train/effective_prompts": 0.0},
     "hard": {"train/all_wrong": 0.95},
     "truncation": {"train/truncated": 0.14},
     "repetition": {"train/repetitive": 0.5},
@@ -42,6 +42,11 @@ def test_a_sign_is_reported_once_when_it_has_held_and_again_after_a_pause(name: 
     reported = [i for i, row in enumerate(rows) if name in guards.check(row)]
     assert reported == [5 + n - 1, 5 + n + 3 + n]
     assert n == {"skipped": 1, "signal": 5, "unread": 5, "hard": 10, "value": 20}.get(name, 3)
+
+
+def test_a_model_that_learns_the_form_of_answers_gets_no_warning_of_it() -> None:
+    guards, row = Guards(), HEALTHY[0] | {"verify/unparsable": 0.95}
+    assert not any(guards.check(row | {"train/effective_prompts": i % 4}) for i in range(50))
 
 
 def test_a_warning_says_what_was_found_and_what_to_do() -> None:

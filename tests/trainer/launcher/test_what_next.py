@@ -28,9 +28,9 @@ def test_each_warning_of_a_run_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_run_too_short_for_a_warning_says_that_it_has_learned_nothing(tmp_path: Path) -> None:
-    def lines(*effective: float) -> list[str]:
+    def lines(*effective: float, right: float = 0.0) -> list[str]:
         rows = [{"step": 0}] + [
-            {"step": i, "train/effective_prompts": value, "verify/unparsable": 0.75}
+            {"step": i, "train/effective_prompts": value, "verify/unparsable": 0.75, "train/all_right": right}
             for i, value in enumerate(effective, 1)
         ]
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -39,6 +39,7 @@ def test_a_run_too_short_for_a_warning_says_that_it_has_learned_nothing(tmp_path
     assert lines(0, 0)[0].startswith("in none of the 2 steps had a prompt two different rewards, so nothing")
     assert "of 75% of the completions the verifier could read no answer" in lines(0, 0)[0]
     assert lines() == lines(0, 1) == []
+    assert lines(0, 0, right=1.0)[0].endswith("every answer is right: the task is solved for this model")
 
 
 LIMITS = {
@@ -103,12 +104,21 @@ def test_another_recipe_reads_data_of_the_users_in_the_same_way(tmp_path: Path) 
         "--data.max_bad_rows": "0.1",
         "--verifier.kind": "choice",
         "--pipeline.steps": "7",
+        "--pipeline.max_compute": "0.5",
+        "--model.lora.rank": "8",
         "--run-dir": str(tmp_path),
     }
     config = cli.parse([word for pair in flags.items() for word in pair]).config
     another = cli.parse(shlex.split(commands(config)["train another recipe"])[3:]).config
     assert (another.data, another.verifier) == (config.data, config.verifier)
-    assert another.pipeline.steps == 7 and another.objective.loss == "grpo"
+    assert another.model.lora == config.model.lora
+    assert (another.pipeline.steps, another.pipeline.max_compute) == (7, 0.5)
+    assert another.objective.loss == "grpo"
+    episodes = ["--environment.kind", "calculator", "--environment.max_turns", "3"]
+    source = ["--model.path", "x", "--data.source", "a.csv", "--run-dir", str(tmp_path)]
+    config = cli.parse(source + episodes).config
+    another = cli.parse(shlex.split(commands(config)["train another recipe"])[3:]).config
+    assert another.environment == config.environment != Config().environment
     mine = cli.parse(["--recipe", "tiny", "--verifier.kind", "exact", "--run-dir", str(tmp_path)]).config
     assert (
         "--task addition --model.path tiny --verifier.kind exact " in commands(mine)["train another recipe"]
@@ -119,8 +129,15 @@ def test_commands_name_the_newest_checkpoint_that_is_there(tmp_path: Path) -> No
     config = cli.parse(["--recipe", "sft", "--task", "gsm8k", "--run-dir", str(tmp_path)]).config
     assert [*commands(config)][:2] == ["go on", "look at its rollouts"]
     save(tmp_path, 25, 40)
+    for best, step in (
+        (None, 40),
+        (40, 40),
+        (30, 25),
+        (20, 25),
+    ):  # a run that has fallen: from before, if saved
+        rl = commands(config, best)["RL from here"]
+        assert f"--branch-from {tmp_path}@{step} --recipe scalerl --task gsm8k" in rl
     said = commands(config, best=30)
-    assert f"--branch-from {tmp_path}@40 --recipe scalerl --task gsm8k" in said["RL from here"]
     assert said["more answers a question"].startswith(f"python -m trainer.evaluate {tmp_path}@40 ")
     record_end(tmp_path, "forecast", 0.0)
     plain = cli.parse(["--run-dir", str(tmp_path)]).config

@@ -246,6 +246,35 @@ def test_labels_that_no_setting_names_are_not_taken_for_indices(tmp_path: Path) 
     assert [p.answer for p in data.prompts] == ["B", "B"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "labels", "right"),
+    [
+        ("seven", [1, 2, 3], 1),  # an option's text
+        ([0, 1, 0], [0, 1, 0], 1),  # marks
+        (2, [0, 1, 2], 2),  # indices are the labels
+        (2, [1, 2, 3], "may be one of the labels [1, 2, 3]; set data.labels_column choices.label"),
+        (2.0, list("123"), "the answer 2 may be one of the labels"),
+        ("4", [3, 4, 5], "choices.label, or choices.text if it is an option's text"),
+    ],
+)
+def test_an_answer_that_is_no_label_needs_no_labels(
+    answer: Any, labels: list[Any], right: Any, tmp_path: Path
+) -> None:
+    choices = {"text": ["4", "seven", "nine"], "label": labels}
+    source = write(
+        tmp_path / "a.jsonl", *({"question": q, "answer": answer, "choices": choices} for q in "pq")
+    )
+    config = DataConfig(
+        source=source, held_out=1, choices_column="choices.text", template="{choices}{question}"
+    )
+    if isinstance(right, str):
+        with pytest.raises(ConfigError) as caught:
+            load_prompts(config, make_tokenizer())
+        assert right in str(caught.value)
+    else:
+        assert [p.answer for p in load_prompts(config, make_tokenizer()).prompts] == ["ABC"[right]] * 2
+
+
 def test_shuffled_options_hide_where_the_right_one_was(tmp_path: Path) -> None:
     """The right one is first in 400 rows of 4: each letter has 100 ± 8.7 of them. Neither the other options'
     order nor the right one's place in the data matters."""
