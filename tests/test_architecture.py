@@ -63,7 +63,8 @@ CEILINGS = {
     # 15 `view`, 2 Trackio
     # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for,
     # 47 one command; 5 experts
-    "trainer": 2_248,  # 5 options in bash; 1 no free memory known; 3 no split is advised that memory refuses
+    # 13 the split that a run had
+    "trainer": 2_261,  # 5 options in bash; 1 no free memory known; 3 no split is advised that memory refuses
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -88,8 +89,9 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_085,  # 18 a fallen run goes on more slowly, another recipe;
+    "launcher": 2_093,  # 18 a fallen run goes on more slowly, another recipe;
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
+    # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
     # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
     # 46 forward KL over a teacher's top-k
@@ -125,7 +127,7 @@ CEILINGS = {
     # 45 what runs on which cards
     # 90 a newcomer's three files
     # 70 a review of data files, what next and warnings
-    "tests": 31_675,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 31_720,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
-from trainer.run_folder import claim, copy_tokenizer, latest
+from trainer.run_folder import claim, copy_tokenizer, devices_by_role, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +55,8 @@ def decided(launch: Launch) -> Launch:
         engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
         launch = replace(launch, config=replace(launch.config, engine=engine))
     config, notes = launch.config, launch.notices
+    if not any("engine.colocate" in keys for keys in launch.origins.values()):
+        config = replace(config, engine=replace(config.engine, colocate=False))  # chosen for other GPUs
     used = 0 if memory_estimate.stays_on_cpu(config) else gpus
     if "recipe own" in launch.origins:
         notes += ("recipe own: ScaleRL with the sizes of a first run; --recipe chooses another",)
@@ -164,7 +166,7 @@ def dry_run(launch: Launch) -> int:
         if text := room.plan(config, size, devices, gpu, launch.config, fixed, devices_of):
             print(text)
         others = room.fitting(launch.config, size, gpu, fixed, devices_of)
-        print(plan(config, size, devices.split(), [other.split() for _, other in others]).text)
+        print(plan(config, size, devices.split(), [(on.split(), c) for c, on in others]).text)
     return 0
 
 
@@ -207,7 +209,18 @@ def planned(launch: Launch, size: ModelSize | None) -> tuple[Config, Devices, se
             f"a completion has up to {new} tokens; the model has {size.positions} positions, which prompts "
             "need, too: lower engine.max_new_tokens, or engine.interruption.hi or answer_tokens"
         )
-    return *room.fitted(config, size, gpu, fixed, partial(split, launch)), fixed
+    before = 0 if "learner.ranks" in fixed else ranks_before(launch)
+    return *room.fitted(config, size, gpu, fixed, partial(split, launch), before), fixed
+
+
+def ranks_before(launch: Launch) -> int:
+    """The learner ranks of a run that goes on, if with them each role has as many devices as before; or 0."""
+    had = devices_by_role(launch.config.run_dir if launch.resume else launch.branch.rpartition("@")[0])
+    ranks = round(had.get("learner", 0))
+    with suppress(ConfigError):
+        again = split(launch, room.with_ranks(launch.config, ranks)).by_role()
+        return ranks if had == {role: n for role, n in again.items() if n} else 0
+    return 0
 
 
 def split(launch: Launch, config: Config | None = None, count: int = 0) -> Devices:

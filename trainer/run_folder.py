@@ -126,6 +126,12 @@ def set_keys(config: Path, keys: Iterable[str]) -> list[str]:
     return [key for key in keys if key in recorded]
 
 
+def devices_by_role(run: str) -> dict[str, float]:
+    """The devices of each role that has any, by the ledger; empty for no run, or one without a ledger."""
+    roles = _read(Path(run, "ledger.json")).get("roles", {}) if run else {}
+    return {role: books["devices"] for role, books in roles.items() if books["devices"]}
+
+
 def _read(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file."""
     return json.loads(path.read_text()) if path.is_file() else {}

@@ -11,7 +11,7 @@ Before a run (`plan`) it follows from the model's size and the rates of `ASSUMED
 whose longest completion has L of them, on e engines of n slots and l learner devices, with lag k:
 
     generate = a·T/(n·e) + b·T/e + prefill         a, b: decode_step_s, decode_token_s
-    train    = c·T/l                               c: train_token_s
+    train    = c·T/l                               c: train_token_s; 4/3 of it with recomputed activations
     step     = max(generate, train, a·max(L, T/(n·e))/(k + 1) + b·T/e + prefill + train/(k + 1))
 
 The last term is the time of one batch, while k + 1 are under way: its longest completion, then its training.
@@ -135,8 +135,11 @@ def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advi
     return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
 
-def plan(config: Config, size: ModelSize, split: Split, others: Iterable[Split] = ()) -> Advice:
-    """Advice before a run: `split`, as config and machine give it, compared with others, at assumed rates.
+def plan(
+    config: Config, size: ModelSize, split: Split, others: Iterable[tuple[Split, Config]] = ()
+) -> Advice:
+    """Advice before a run: `split`, as config and machine give it, compared with others, each with its
+    config, at assumed rates.
 
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
     """
@@ -146,10 +149,12 @@ def plan(config: Config, size: ModelSize, split: Split, others: Iterable[Split] 
         return Advice(NO_SPLIT.format("cores" if split.cores else "GPUs"))
     if config.engine.kind == "torch":
         return Advice(
-            "no rates of the torch engine on GPUs are known: the learner has its usual share of them"
+            "no rates of the torch engine on GPUs are known: the learner has its usual share, or what its "
+            "memory needs"
         )
-    best, speedup, second = _best(split, others, lambda new: step_on(config, size, new).step)
-    now = step_on(config, size, split)
+    steps = {new: step_on(c, size, new) for new, c in (*others, (split, config))}
+    best, speedup, second = _best(split, steps, lambda new: steps[new].step)
+    now = steps[split]
     text = (
         f"at assumed rates, {split} GPUs (engine + learner) make {3600 / now.step:.3g} steps per hour, "
         f"learner idle {1 - now.train / now.step:.0%}, engine idle {1 - now.generate / now.step:.0%}"
@@ -158,7 +163,7 @@ def plan(config: Config, size: ModelSize, split: Split, others: Iterable[Split] 
         text += ": the best split" + " that fits" * bool(second)
         if second:
             text += ", so it is taken" * (not config.learner.ranks and not config.engine.count)
-            text += f"; the next, {second}, would make {3600 / step_on(config, size, second).step:.3g}"
+            text += f"; the next, {second}, would make {3600 / steps[second].step:.3g}"
         return Advice(text, split)
     text += f"; {best} would be about {speedup:.2f}x as fast (learner.ranks {best.learner})"
     return Advice(text, best, speedup)
@@ -187,7 +192,8 @@ def assumed_step(config: Config, rates: AssumedRates, split: Split) -> StepTime:
     completions = pipeline.prompts_per_step * pipeline.completions_per_prompt
     generated = completions * max(1.0, ASSUMED["mean_share"].value * longest)
     prompts = pipeline.prompts_per_step * ASSUMED["prompt_tokens"].value
-    train = (generated + prompts) * rates.train_token_s / split.learner
+    forward = 4 / 3 if config.learner.checkpoint_activations else 1  # once more: 2 of 6 FLOPs
+    train = forward * (generated + prompts) * rates.train_token_s / split.learner
     full = generated / (config.engine.slots * engines)  # decoding steps of a batch, if all slots are in use
     rest = (generated * rates.decode_token_s + prompts * rates.prefill_token_s) / engines
     generate = full * rates.decode_step_s + rest

@@ -33,14 +33,16 @@ DevicesOf = Callable[..., Devices]  # (config, count=0): of `count` GPUs, by def
 
 
 def fitted(
-    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: DevicesOf
-) -> tuple[Config, Devices]:
+    config: Config, size: ModelSize, gpu: float | None, fixed: Set[str], devices_of: DevicesOf,
+    before: int = 0,
+) -> tuple[Config, Devices]:  # fmt: skip
     """The config with what `fixed` does not name chosen by the GPUs' memory, and the split of the GPUs.
 
     That is the one with the shortest step, by `advice`, of those with which anything fits; where no rates are
-    known, or engine.count is set, the one with the fewest ranks from the usual share on. Where none fits,
-    learner and vLLM take turns on all GPUs. What is set stays. `devices_of` assigns the GPUs; ConfigError:
-    too few. The usual share where even that does not fit, or the memory is not known: `plan` refuses.
+    known, or engine.count is set, the one with the fewest ranks from the usual share on. One with `before`
+    ranks, as a run that goes on had them, comes first. Where none fits, learner and vLLM take turns on all
+    GPUs. What is set stays. `devices_of` assigns the GPUs; ConfigError: too few. The usual share where even
+    that does not fit, or the memory is not known: `plan` refuses.
     """
     usual, engine = devices_of(config), config.engine
     if gpu is None or not usual.gpus:
@@ -50,9 +52,11 @@ def fitted(
         return least, usual
     timed = engine.kind == "vllm" and not engine.count
     if splits := fitting(config, size, gpu, fixed, devices_of, 1 if timed else len(usual.learner)):
+        splits = [pair for pair in splits if len(pair[1].learner) == before] or splits
         chosen, best = min(splits, key=lambda x: step_on(x[0], size, x[1].split()).step if timed else 0)
         why = "the fastest split that fits, at assumed rates" if timed else "with fewer it does not fit"
-        return chosen, replace(best, why=why if len(best.learner) != len(usual.learner) else "")
+        why = why if len(best.learner) != len(usual.learner) else ""
+        return chosen, replace(best, why="as before" if len(best.learner) == before else why)
     if timed and "engine.colocate" not in fixed:
         turns = replace(config, engine=replace(engine, colocate=True))
         with suppress(ConfigError):

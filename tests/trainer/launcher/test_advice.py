@@ -86,16 +86,30 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
     engine = {"kind": "vllm", "slots": 96, "max_new_tokens": 800}
     pipeline = {"prompts_per_step": 16, "completions_per_prompt": 8, "max_lag": 4}
     config = having(Config(), engine=engine, pipeline=pipeline)
-    splits = [Split(8 - engines, engines) for engines in range(1, 8)]
+    splits = [(Split(8 - engines, engines), config) for engines in range(1, 8)]
     starved = plan(config, SMALL, Split(1, 7), splits)
     assert starved.best is not None and starved.best.learner > 1 and starved.speedup > 1.5
     assert f"learner.ranks {starved.best.learner}" in starved.text and "assumed rates" in starved.text
     best = plan(config, SMALL, starved.best, splits)
     assert best.speedup == 1 and plan(config, SMALL, starved.best).text.endswith("the best split")
-    made = {s: 3600 / step_on(config, SMALL, s).step for s in splits}
+    made = {s: 3600 / step_on(c, SMALL, s).step for s, c in splits}
     second = sorted(made, key=made.__getitem__)[-2]
     assert best.text.endswith(f"fits, so it is taken; the next, {second}, would make {made[second]:.3g}")
     assert "share the cores in time" in plan(config, SMALL, Split(1, 1, 2)).text
+
+
+def test_recomputed_activations_take_a_third_more_training_on_the_splits_that_recompute() -> None:
+    """2 FLOPs a parameter and token forward once more, beside 6; another split need not recompute."""
+    engine = {"kind": "vllm", "slots": 96, "max_new_tokens": 800}
+    config = having(Config(), engine=engine)
+    recomputing = having(config, learner={"checkpoint_activations": True})
+    split, other = Split(2, 6), Split(3, 5)
+    train = [step_on(c, SMALL, split).train for c in (recomputing, config)]
+    assert train[0] == pytest.approx(train[1] * 4 / 3)
+    text = plan(recomputing, SMALL, split, [(split, config), (other, config)]).text
+    assert f"make {3600 / step_on(recomputing, SMALL, split).step:.3g} steps" in text
+    gain = step_on(recomputing, SMALL, split).step / step_on(config, SMALL, other).step
+    assert f"5+3 would be about {gain:.2f}x as fast" in text
 
 
 @pytest.mark.parametrize("split", [Split(4, 1), Split(4, 8), Split(1, 1, 4)])
