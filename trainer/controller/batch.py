@@ -125,8 +125,8 @@ def build_batch(
     ]
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
     stats = _stats(groups, aside, lags)
-    taught = (weights > 0) & ((abs(by_token) > EPS) | (objective.loss in ("sft", "none")))  # (T,)
-    stats["train/effective_prompts"] = float(len(set(group[rollout[taught]].tolist())))
+    has_gradient = (weights > 0) & ((abs(by_token) > EPS) | (objective.loss in ("sft", "none")))  # (T,)
+    stats["train/effective_prompts"] = float(len(set(group[rollout[has_gradient]].tolist())))
     stats["train/effective_completions"] = float(len(sequences))
     if len(estimates := np.concatenate([*penalties, gaps])):
         stats["kl/ref"] = float(estimates.sum() / max(1, sampled.sum()))

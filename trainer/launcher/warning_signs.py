@@ -78,10 +78,10 @@ SIGNS = {
         "verify/unparsable",
         lambda value, first: value > 0.9,
         "in {value:.0%} of the completions the verifier finds no answer, for {steps} steps. Read "
-        "samples.jsonl; ask for the form that verifier.kind reads (data.template, data.system), set "
+        "samples.jsonl; ask for the format that verifier.kind reads (data.template, data.system), set "
         "data.chat for a chat model, raise engine.max_new_tokens if they are cut, or take another verifier",
         in_a_row=5,
-        unless="train/effective_prompts",  # a base model learns the form first
+        unless="train/effective_prompts",  # a base model learns the format first
     ),
     "truncation": Sign(
         "train/truncated",
