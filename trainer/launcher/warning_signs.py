@@ -68,7 +68,7 @@ SIGNS = {
     ),
     "hard": Sign(
         "train/all_wrong",
-        lambda value, first: value > 0.9,
+        lambda value, first: value > max(0.9, 0.97 * first),  # fewer than at the start: it learns
         "{value:.0%} of the prompts have wrong answers alone, for {steps} steps: the task is too hard for "
         "this model, or the template or the verifier is wrong. Read samples.jsonl; take easier prompts, a "
         "longer engine.max_new_tokens, more completions_per_prompt, or a model that is right sometimes",

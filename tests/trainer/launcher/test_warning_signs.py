@@ -49,6 +49,13 @@ def test_a_model_that_learns_the_form_of_answers_gets_no_warning_of_it() -> None
     assert not any(guards.check(row | {"train/effective_prompts": i % 4}) for i in range(50))
 
 
+def test_a_base_model_that_begins_with_almost_all_prompts_wrong_and_learns_is_not_told_to_stop() -> None:
+    guards = Guards()
+    assert not any(guards.check(HEALTHY[0] | {"train/all_wrong": 0.99 - i / 200}) for i in range(50))
+    guards = Guards()
+    assert any(guards.check(HEALTHY[0] | {"train/all_wrong": 1.0}) for _ in range(10))
+
+
 def test_a_warning_says_what_was_found_and_what_to_do() -> None:
     guards = Guards()
     for row in HEALTHY:
