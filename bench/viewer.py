@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,7 @@ class Viewer:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.process.send_signal(signal.SIGCONT)  # it may be stopped
         self.process.terminate()
         self.process.wait()
 

@@ -9,7 +9,7 @@ weight is taken with which its forecasts have the least CRPS, without an error, 
 weight that is learned; what is learned is the mean over sources, with none as one of them.
 The line `folders` is of all sources that are folders of CSV files: runs of other trainers.
 Carried on: the mean of the last 5 evaluations seen, a quarter of them at most. --record writes what is
-learned from all sources to trainer/scaling/curve/population.json.
+learned from all sources to trainer/scaling/curve/population.json. validation.literature compares laws.
 """
 
 import json
@@ -119,13 +119,15 @@ def weighted(fit: Fit, a: float, e: float) -> Fit:
 def scored(fit: Fit, points: Sequence[EvalPoint], truth: float) -> list[float]:
     """Value, ends and CRPS of a forecast of the points' mean."""
     e, draws = fit.level(points), fit.level_draws(points)
-    return [e.value, e.low, e.high, crps(draws, truth)]
+    return [e.value, e.low, e.high, crps(draws, np.ones(len(draws)), truth)]
 
 
-def crps(draws: Array, truth: float) -> float:
-    """Continuous ranked probability score of (n,) draws: E|x − truth| − E|x − x'| / 2."""
-    x, n = np.sort(draws), len(draws)
-    return float(np.abs(x - truth).mean() - x @ (2 * np.arange(n) + 1 - n) / n**2)
+def crps(draws: Array, weight: Array, truth: float) -> float:
+    """Continuous ranked probability score of draws with weights, (n,) each: E|x − truth| − E|x − x'| / 2."""
+    order = np.argsort(draws)
+    x, w = draws[order], weight[order] / weight.sum()
+    below = w.cumsum() - w / 2
+    return float(w @ np.abs(x - truth) - w @ (x * (2 * below - 1)))
 
 
 def learned(rows: Sequence[Row], a: float | None = None) -> float:

@@ -167,7 +167,7 @@ def test_every_benchmark_is_listed_and_has_what_the_harness_needs(capsys: pytest
         )
         assert f"python -m bench {name}" in harness.parser(name, module).format_help()
     assert main(["nonsense"]) == 2
-    assert "expected one of: engine, " in capsys.readouterr().err
+    assert "expected one of: beside, " in capsys.readouterr().err
 
 
 def test_outside_a_git_checkout_the_commit_is_that_of_the_environment_or_said_to_be_unknown(

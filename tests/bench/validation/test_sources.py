@@ -55,11 +55,6 @@ def test_a_run_is_measured_by_every_weight() -> None:
     assert (abs(value - result["truth"]) < 0.08).all() and (low <= value).all() and (value <= high).all()
 
 
-def test_the_crps_is_the_distance_to_the_truth_less_half_of_that_between_draws() -> None:
-    draws, far = np.array([3.0, 1.0, 2.0]), np.array([[0, 2, 1], [2, 0, 1], [1, 1, 0]])
-    assert sources.crps(draws, 1.0) == pytest.approx((2 + 0 + 1) / 3 - far.mean() / 2)
-
-
 def test_what_is_learned_is_written_with_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "POPULATION", tmp_path / "population.json")
     sources.publish({}, [row("tinker-cog", share, 3.0, error=0.4) for share in sources.SHARES])
