@@ -286,6 +286,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             flag = message.split()[2].split("=")[0]
+            if flag in fields():  # as in verl and Hydra
+                raise ConfigError(f"{flag} has no dashes; expected --{flag} VALUE")
             key = flag.lstrip("-").replace("-", "_")
             raise ConfigError(f"unknown option {flag}{suggest(key)}; --help lists them all")
         raise ConfigError(f"{message}; --help explains every option")

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch = parse(sys.argv[1:] if argv is None else argv)
         check_packages(launch.config)
         launch = decided(launch)
+        if launch.dry_run and argv is None:  # this is the process's own work
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without an error
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)

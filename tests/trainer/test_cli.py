@@ -36,6 +36,7 @@ def test_any_key_is_overridable_and_typed() -> None:
 WRONG = {  # command lines, and what the error says
     "--pipelin.steps 3": "unknown option --pipelin.steps .did you mean 'pipeline.steps'",
     "--lr 3": "did you mean 'learner.lr'",
+    "pipeline.steps=3": "pipeline.steps has no dashes; expected --pipeline.steps VALUE",
     "--pipeline.steps many": "command line: pipeline.steps: expected int, given 'many'",
     "--pipeline.steps 1.5": "pipeline.steps: expected int, given 1.5",
     "--engine.kind sglang": "engine.kind: expected auto | torch | vllm, given 'sglang'",

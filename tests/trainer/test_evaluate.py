@@ -156,7 +156,7 @@ def test_another_task_has_its_own_prompts_and_verifier_and_keeps_the_run_s_setti
 REFUSED = {
     "{run}@3": "evaluate: {run} has no checkpoint of step 3; it has those of 2, 4",
     "{run}/none@3": "{run}/none holds no run (no config.yaml); expected RUN@STEP, a run or a model",
-    "tiny": "tiny is a model: give --task NAME_OR_FILE, or --data.source, to ask it",
+    "tiny": "tiny holds no run, so it must be a model: ask it by --task or --data.source",
     "no-such-model --task addition": "model.path 'no-such-model'",
     "{run} --recipe grpo": "--recipe is for a model that is no run's",
     "{run} --name a/b": "--name 'a/b': expected a name",

@@ -1,5 +1,6 @@
 """Promises of `sigmoid-rl`: every command of the project by one name, installed with the package."""
 
+import os
 import re
 import signal
 import subprocess
@@ -56,6 +57,16 @@ def test_bash_completes_the_options_of_a_command(
     COMP_WORDS=(sigmoid-rl {words}) COMP_CWORD=2
     _sigmoid_rl sigmoid-rl "${{COMP_WORDS[2]}}"; echo "${{COMPREPLY[@]}}" """
     assert subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.split() == offered
+
+
+@pytest.mark.parametrize("words", ["doctor", "train --recipe tiny --dry-run"])
+def test_a_reader_who_has_seen_enough_ends_it_quietly(words: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `| head` does
+    line = [sys.executable, "-m", "trainer", *words.split()]
+    done = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, timeout=120)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_what_is_no_command_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

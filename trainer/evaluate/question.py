@@ -82,7 +82,7 @@ def run_of(what: str) -> tuple[Path | None, int | None]:
 def _of_a_model(what: str, name: str, flags: Mapping[str, str]) -> Question:
     """The question that `trainer.main` would ask this model with these flags."""
     if not flags.keys() & {"recipe", "task", "data.source", "mixture"}:
-        raise ConfigError(f"{what} is a model: give --task NAME_OR_FILE, or --data.source, to ask it")
+        raise ConfigError(f"{what} holds no run, so it must be a model: ask it by --task or --data.source")
     chosen = {"model.path": what, **{key: x for key, x in flags.items() if key not in ("name", "out")}}
     launch = cli.parse([f"--{key}={raw}" for key, raw in chosen.items()])
     config = replace(launch.config, run_dir=f"runs/evaluate/{Path(what).name}-{name}")

@@ -242,6 +242,7 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
     ("a.json", "[]", [], "a.json is empty"),
     ("a.csv", "a,reward\n1,.2\n", [], "no column is recognized as compute; set --compute-column to"),
     ("a.csv", "step,b\n1,2\n", [], "no column is recognized as a reward"),
+    ("a.csv", "1,10,.1\n2,20,2e-1\n", [], "its first line is 1, 10, .1; expected the names of the columns"),
     ("a.csv", "i,my score,x,loss\n1,-.5,a,.2\n2,2.5,a,.1\n", [], "set --reward-column to one of my score, "
      "i, loss, x; all that it needs at once, such as --reward-column 'my score' --compute-column i "
      "--reward-range -1 3"),

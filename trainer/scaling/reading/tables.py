@@ -23,6 +23,7 @@ EXPECTED = (
     "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export or .wandb file, "
     "Trackio's database, TensorBoard events, verl's or TRL's console log or a notebook"
 )
+NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?|\d*\.\d+)(?:[eE][-+]?\d+)?%?\s*")
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 T = TypeVar("T")
 METRICS = "metrics.jsonl"  # of our runs; beside it the results of `python -m trainer.evaluate`
@@ -190,6 +191,8 @@ def _table(text: str) -> list[Row]:
     header = text.partition("\n")[0]
     cells = csv.DictReader(text.splitlines(), delimiter=max(",\t;", key=header.count), strict=True)
     names = [n for n in cells.fieldnames or () if n]
+    if all(map(NUMBER.fullmatch, names)) and names != [str(i) for i in range(len(names))]:  # pandas' own
+        raise ValueError(f"its first line is {', '.join(names[:3])}; expected the names of the columns")
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise ValueError(f"two columns are named {repeated[0]!r}; rename one")
     rows = []
