@@ -66,7 +66,7 @@ CEILINGS = {
     # 13 the split that a run had
     # 7 `| head` ends it, a key without dashes
     # 13 the signals that stop a run or a sweep, and the error line of every command: 50 fewer elsewhere
-    "trainer": 2_268,  # 5 options in bash; 1 no free memory known; 3 no split is advised that memory refuses
+    "trainer": 2_281,  # 5 options in bash; 1 no free memory known; 3 no split is advised that memory refuses
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -91,7 +91,7 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_093,  # 18 a fallen run goes on more slowly, another recipe;
+    "launcher": 2_086,  # 18 a fallen run goes on more slowly, another recipe;
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
@@ -107,7 +107,7 @@ CEILINGS = {
     "verifiers": 1_487,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
-    "sweep": 918,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
+    "sweep": 896,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
@@ -115,9 +115,9 @@ CEILINGS = {
     # 37 all options that a log needs at once, 8 fallen runs of --like, 126 tasks and difficulty,
     # 16 the error of what is still gained
     "scaling": 6_570,  # 3 a CSV without a header
-    "evaluate": 534,
+    "evaluate": 531,
     "view": 802,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
-    "serve": 587,  # an HTTP server over the engine pool; 93 scores by a command
+    "serve": 568,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
     "bench": 4_724,  # 1 ours by free memory; 6 LoRA; 22 faults of other runs; 8 QuACK's linear cross entropy
@@ -130,7 +130,7 @@ CEILINGS = {
     # 90 a newcomer's three files
     # 70 a review of data files, what next and warnings
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
-    "tests": 32_111,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 31_753,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

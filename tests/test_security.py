@@ -16,8 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trainer import main
-from trainer.cli import parse
+from trainer.cli import fail, parse
 from trainer.config import ConfigError
 from trainer.learner.checkpoint import _Reader
 from trainer.models.resolve import check_folder, resolve_model
@@ -136,7 +135,7 @@ def test_ordinary_settings_are_no_secrets() -> None:
 
 
 def test_an_error_that_a_server_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._fail("HTTP 500 \x1b]0;owned\x07\x9b2J", 2) == 2
+    assert fail("HTTP 500 \x1b]0;owned\x07\x9b2J", 2) == 2
     assert capsys.readouterr().err == "error: HTTP 500 ·]0;owned··2J\n"
 
 

@@ -24,6 +24,7 @@ neither, recipe `own`: ScaleRL with the sizes of a first run.
 import argparse
 import dataclasses
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -275,6 +276,14 @@ def short_name(source: str) -> str:
     """A folder name for a data source: gsm8k-train for /data/gsm8k/train.jsonl."""
     words = re.findall(r"[\w.-]+", re.sub(r"\.(jsonl|json|csv|parquet)$", "", source.split(":")[-1]))
     return "-".join(word for word in words[-2:] if word.strip(".")) or "data"
+
+
+def fail(message: str, code: int) -> int:
+    """Print the error that ends a command; returns its exit code. What a server or a model wrote in it cannot
+    steer the terminal."""
+    text = "".join(c if c.isprintable() or c == "\n" else "·" for c in message)
+    print(f"error: {text}", file=sys.stderr)
+    return code
 
 
 class Parser(argparse.ArgumentParser):

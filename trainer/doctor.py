@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainer.cli import Parser, parse
+from trainer.cli import Parser, fail, parse
 from trainer.config import Config, ConfigError
 from trainer.gpus import cpu_cores, visible_gpus
 from trainer.launcher.placement import Devices
@@ -179,8 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return check(rest, _plan)
         _parser().parse_args(rest)
     except ConfigError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
+        return fail(str(e), 2)
     if argv is None:  # this is the process's own work
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     return report()

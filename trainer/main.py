@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from trainer.beginning import begin, source_of, starting_checkpoint
-from trainer.cli import Launch, parse, to_yaml
+from trainer.cli import Launch, fail, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.controller.sources import check_sources
 from trainer.gpus import cpu_cores, number_as_listed, smallest_gpu_memory, usable_gpus
@@ -19,6 +19,7 @@ from trainer.launcher import memory_estimate, placement, room
 from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import Devices, slow_dtype, torchrun_ranks, without_judges
+from trainer.roles import STOPS
 from trainer.run_folder import claim, copy_tokenizer, devices_by_role, latest
 
 
@@ -33,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without an error
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
-        return _fail(str(e), 2)
+        return fail(str(e), 2)
     except OSError as e:
         where = e.filename or (launch and f"while writing to {launch.config.run_dir}")
-        return _fail(f"{e.strerror or e}{f': {where}' if where else ''}", 1)
+        return fail(f"{e.strerror or e}{f': {where}' if where else ''}", 1)
     except KeyboardInterrupt:
-        return _fail("ended by Ctrl-C", 130)
+        return fail("ended by Ctrl-C", 130)
 
 
 def check_packages(config: Config) -> None:
@@ -120,7 +121,7 @@ def train(launch: Launch) -> int:
             cause, code = (str(e), 1) if isinstance(e, RoleDied) else ("ended by Ctrl-C", 130)
             saved = latest(config.run_dir)
             advice = f"continue from {saved.name} with --resume" if saved else "no checkpoint was written yet"
-            return _fail(f"{cause}; {advice}; the results so far are in {config.run_dir}", code)
+            return fail(f"{cause}; {advice}; the results so far are in {config.run_dir}", code)
         memory = recorder.peak_gb, recorder.estimated_gb
         view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger, memory))
     return 0
@@ -130,7 +131,7 @@ def follow(launch: Launch, devices: Devices) -> int:
     """A learner rank that torchrun started: it follows rank 0 until the run ends.
 
     torchrun sends a signal to stop to every rank; only rank 0 handles it."""
-    from trainer.launcher.supervisor import STOPS, learner_environment
+    from trainer.launcher.supervisor import learner_environment
     from trainer.models.resolve import resolve_model
 
     for stop in STOPS:
@@ -232,12 +233,6 @@ def split(launch: Launch, config: Config | None = None, count: int = 0) -> Devic
     gpus = tuple(map(str, range(count))) or gpus
     devices = placement.assign(config, gpus, len(cpu_cores()), torchrun_ranks())
     return replace(devices, engines=()) if launch.replay else devices
-
-
-def _fail(message: str, code: int) -> int:
-    text = "".join(c if c.isprintable() or c == "\n" else "·" for c in message)  # a server's, or a model's
-    print(f"error: {text}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""The names of the role processes, and how each of them reports the error that ends it."""
+"""The names of the role processes, the signals that stop them, and the report of the error that ends one."""
 
 import ctypes
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 
 from trainer.config import ConfigError
 from trainer.messages import Failed
 from trainer.telemetry import send
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each stops a run, or a sweep, in order
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
 _ends_with_launcher = False
 
@@ -58,6 +61,23 @@ def adopt_orphans() -> None:
     """Have the kernel make this process the parent of descendants whose parent dies; on Linux."""
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """The signals to stop that have come so far; each only adds to the list: a handler must take no locks."""
+    came: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+
+    nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {stop: signal.signal(stop, note) for stop in set(STOPS) - nohup}
+    try:
+        yield came
+    finally:
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
 
 
 def run_role(

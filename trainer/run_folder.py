@@ -103,12 +103,6 @@ def end_of(run_dir: Path) -> dict[str, Any]:
     return _read(run_dir / ENDED)
 
 
-def ended_by(run_dir: Path) -> str:
-    """The reason in `record_end`; empty where the run was stopped before its end."""
-    by: str = _read(run_dir / ENDED).get("by", "")
-    return by
-
-
 def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
     """Say in the folder from which run it began; `text` is for people."""
     write_atomic(run_dir / ORIGIN, json.dumps(where))
@@ -139,7 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
     """True if a run has ended by itself; one that ended at less compute than this one goes on."""
-    end = _read(run_dir / ENDED)
+    end = end_of(run_dir)
     return bool(end) and (end["by"] != "compute" or 0 < max_compute <= end["max_compute"])
 
 

@@ -17,10 +17,8 @@ from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Emit
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import Sampled, by_prompt, evaluate
-from trainer.controller.process import alive, note, prepare, send_event
+from trainer.controller.process import alive, note, prepare, send_event, until_stopped
 from trainer.controller.rollout import sample_record
-from trainer.engines.protocol import EngineClient
-from trainer.messages import Replacement
 from trainer.roles import run_role
 from trainer.types import Group, Prompt, Rollout
 
@@ -36,13 +34,9 @@ def evaluation_main(
             emit = partial(send_event, telemetry)
             ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit, held_out_only=True)
             prompts = len(dataset.held_out) + sum(map(len, dataset.sets.values()))
-            work = asyncio.create_task(_evaluate_all(ctx, dataset, start["checkpoints"], emit))
-            loop = asyncio.get_running_loop()
-            loop.add_reader(telemetry.fileno(), _hear, telemetry, ctx, work)
             emit("prompts", {"count": prompts})
-            await asyncio.wait({work})
-            if not work.cancelled():
-                work.result()
+            work = _evaluate_all(ctx, dataset, start["checkpoints"], emit)
+            await until_stopped(work, telemetry, ctx.engine)
             emit("done", {})
 
     run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
@@ -75,17 +69,3 @@ async def _evaluate(ctx: RolloutContext, dataset: Dataset, step: int, emit: Emit
     scores = await evaluate(ctx, dataset, step, report)
     worth = {"by_prompt": by_prompt(ctx.config, sampled)}
     emit("eval", {"step": step, "seconds": time.monotonic() - began} | worth | scores)
-
-
-def _hear(telemetry: Connection, ctx: RolloutContext, work: asyncio.Task[None]) -> None:
-    """Take in an engine that the launcher has restarted, or end, also if the launcher is dead."""
-    try:
-        message = telemetry.recv()
-    except (EOFError, OSError):
-        message = None
-    if isinstance(message, Replacement):
-        replacing = asyncio.ensure_future(ctx.engine.replace(EngineClient(message.conn, message.role)))
-        work.add_done_callback(lambda _: replacing.cancel())
-    else:
-        asyncio.get_running_loop().remove_reader(telemetry.fileno())
-        work.cancel()

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -189,6 +189,28 @@ def alive(telemetry: Connection) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+async def until_stopped(work: Coroutine[Any, Any, None], telemetry: Connection, engines: EnginePool) -> None:
+    """Do the work, until the launcher says to stop or dies; take in the engines that it has restarted."""
+    task, loop = asyncio.create_task(work), asyncio.get_running_loop()
+
+    def hear() -> None:
+        try:
+            message = telemetry.recv()
+        except (EOFError, OSError):
+            message = None
+        if isinstance(message, Replacement):
+            replacing = asyncio.ensure_future(engines.replace(EngineClient(message.conn, message.role)))
+            task.add_done_callback(lambda _: replacing.cancel())
+        else:
+            loop.remove_reader(telemetry.fileno())
+            task.cancel()
+
+    loop.add_reader(telemetry.fileno(), hear)
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
 
 
 def _hear(telemetry: Connection, controller: Controller) -> None:

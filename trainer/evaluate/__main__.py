@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, devices = decided(question.config, question.slots_are_set)
         return (dry_run if only_said else evaluate)(replace(question, config=config), devices)
     except ConfigError as e:
-        return _fail(str(e), 2)
+        return cli.fail(str(e), 2)
     except OSError as e:
-        return _fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
+        return cli.fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
     except KeyboardInterrupt:
-        return _fail("ended by Ctrl-C; the same command goes on", 130)
+        return cli.fail("ended by Ctrl-C; the same command goes on", 130)
 
 
 def _parser() -> cli.Parser:
@@ -139,12 +139,12 @@ def evaluate(question: Question, devices: Devices) -> int:
             if question.run and (question.run / "report.html").is_file():
                 write_report(question.run)
     if problem:
-        return _fail(f"{problem}; what is done is kept in {folder}, and the same command goes on", 1)
+        return cli.fail(f"{problem}; what is done is kept in {folder}, and the same command goes on", 1)
     done = {row["step"] for row in rows}
     missing = [str(c.step) for c in remaining if c.step not in done and Path(c.folder).is_dir()]
-    return (
-        _fail(f"stopped before steps {', '.join(missing)}; the same command goes on", 130) if missing else 0
-    )
+    if missing:
+        return cli.fail(f"stopped before steps {', '.join(missing)}; the same command goes on", 130)
+    return 0
 
 
 def _score(question: Question, devices: Devices, checkpoints: Sequence[Checkpoint]) -> str:
@@ -160,11 +160,6 @@ def _score(question: Question, devices: Devices, checkpoints: Sequence[Checkpoin
             gone = [folder for folder in folders if not Path(folder).is_dir()]
             return f"{gone[0]} was deleted meanwhile (logging.keep_at keeps checkpoints)" if gone else str(e)
     return ""
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

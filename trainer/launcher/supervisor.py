@@ -16,7 +16,6 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from trainer.config import Config, ConfigError
@@ -24,12 +23,11 @@ from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
 from trainer.messages import Event, Failed, Replacement, Shutdown
 from trainer.pipes import half_sent, limit_waits
-from trainer.roles import end_with_launcher, role_index, role_kind, role_name
+from trainer.roles import STOPS, end_with_launcher, role_index, role_kind, role_name, stop_signals
 from trainer.run_folder import latest, sweep
 
 GRACE_S = 20.0  # for a role to end by itself once the run is over; then it is killed
 FAILED_GRACE_S = 5.0  # the same, once it has reported the error that ends it
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each stops the run after the current step
 MAX_RESPAWNS = 3  # of one engine between two optimizer steps
 ENGINES = {
     "torch": "trainer.engines.torch.process:engine_main",
@@ -86,15 +84,12 @@ class Supervisor:
 
     def run(self) -> None:
         """Run to the end. RoleDied or ConfigError if a role fails, KeyboardInterrupt on a second Ctrl-C."""
-        nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-        before = {stop: signal.signal(stop, self._on_signal) for stop in set(STOPS) - nohup}
-        try:
-            self._spawn()
-            self._watch()
-        finally:
-            self._kill()
-            for stop, handler in before.items():
-                signal.signal(stop, handler)
+        with stop_signals() as self._signals:
+            try:
+                self._spawn()
+                self._watch()
+            finally:
+                self._kill()
 
     def _spawn(self) -> None:
         os.environ |= ENVIRONMENT | CPU_ENVIRONMENT | os.environ
@@ -293,9 +288,6 @@ class Supervisor:
         """Send the controller a message; nothing happens if it is dead."""
         with suppress(OSError):  # if it is dead, its closed pipe will be noticed
             self._roles["controller"][1].send(message)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._signals.append(signum)  # only record the signal: a handler must not take locks
 
     def _write_pids(self) -> None:
         pids = {role: process.pid for role, (process, _) in self._roles.items()}

@@ -12,7 +12,7 @@ from trainer.config import Config
 from trainer.config.layers import shipped
 from trainer.config.typed import fields
 from trainer.jsonl import read_lines
-from trainer.run_folder import checkpoints, ended_by
+from trainer.run_folder import checkpoints, end_of
 
 OF_DATA = (  # keys that say what is right, and which weights learn it
     "data.", "verifier.", "environment.", "model.lora.", "engine.stop", "engine.max_new_tokens",
@@ -112,7 +112,7 @@ def _slower(config: Config, run: str, saved: list[int]) -> dict[str, str]:
 def _go_on(config: Config, run: str) -> dict[str, str]:
     """The flags that go on with a run that was stopped, or double the limit that ended it."""
     resume, pipeline = f"--resume --run-dir {run}", config.pipeline
-    match ended_by(Path(config.run_dir)):
+    match end_of(Path(config.run_dir)).get("by", ""):
         case "":
             return {"go on": resume}
         case "compute":

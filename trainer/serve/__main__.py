@@ -59,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(plan(what, flags, out, Endpoint(host, port, token), command, name))
         return 0
     except ConfigError as e:
-        return _fail(str(e), 2)
+        return cli.fail(str(e), 2)
     except (RoleDied, OSError) as e:
-        return _fail(str(e), 1)
+        return cli.fail(str(e), 1)
     except KeyboardInterrupt:
-        return _fail("ended by a second Ctrl-C", 130)
+        return cli.fail("ended by a second Ctrl-C", 130)
 
 
 def _parser() -> cli.Parser:
@@ -98,11 +98,6 @@ def _show(role: str, message: object) -> None:
     """Print a note of a role."""
     if isinstance(message, Event) and message.kind == "note":
         print(printable(message.data["text"]), file=sys.stderr, flush=True)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"error: {printable(message)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from aiohttp import web
 from trainer.config import Config, ConfigError
 from trainer.controller.controller import Emit
 from trainer.controller.deadline import Deadline
-from trainer.controller.process import alive, note, send_event
+from trainer.controller.process import alive, note, send_event, until_stopped
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.messages import Replacement
 from trainer.roles import role_name, run_role
 from trainer.run_folder import latest
 from trainer.serve.body import Served
@@ -51,12 +50,8 @@ def serve_main(
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             note(emit, f"serving {endpoint.name} at {url}")
             scoring = endpoint.scoring
-            does = score(scoring, endpoint, url, pool) if scoring else _follow(endpoint, pool, emit)
-            work = asyncio.create_task(does)
-            asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, pool, work)
-            await asyncio.wait({work})
-            if not work.cancelled():
-                work.result()
+            work = score(scoring, endpoint, url, pool) if scoring else _follow(endpoint, pool, emit)
+            await until_stopped(work, telemetry, pool)
             await runner.cleanup()
             emit("done", {})
 
@@ -108,17 +103,3 @@ async def _follow(endpoint: Endpoint, pool: EnginePool, emit: Emit) -> None:
             await pool.update_weights(step, str(newest))
             version = step
             note(emit, f"serving step {step} from now on")
-
-
-def _hear(telemetry: Connection, pool: EnginePool, work: asyncio.Task[None]) -> None:
-    """Take in an engine that the launcher has restarted, or end, also if the launcher is dead."""
-    try:
-        message = telemetry.recv()
-    except (EOFError, OSError):
-        message = None
-    if isinstance(message, Replacement):
-        replacing = asyncio.ensure_future(pool.replace(EngineClient(message.conn, message.role)))
-        work.add_done_callback(lambda _: replacing.cancel())
-    else:
-        asyncio.get_running_loop().remove_reader(telemetry.fileno())
-        work.cancel()

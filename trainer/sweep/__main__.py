@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from trainer.cli import Parser
+from trainer.cli import Parser, fail
 from trainer.config import Config, ConfigError
 from trainer.config.values import Range
 from trainer.gpus import number_as_listed
+from trainer.roles import stop_signals
 from trainer.run_folder import complete
 from trainer.scaling.reading.options import Options
 from trainer.sweep.axes import read_axes
@@ -21,7 +22,7 @@ from trainer.sweep.executors import Cluster, LocalExecutor
 from trainer.sweep.halving import RUNGS, stop_recipes
 from trainer.sweep.progress import View, clock, time_left
 from trainer.sweep.results import write_results
-from trainer.sweep.schedule import stops, train
+from trainer.sweep.schedule import train
 from trainer.sweep.spec import ASKED, Sweep, load, load_status
 
 
@@ -115,8 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if curves:
             keep_curves(sweep, curves)
     except ConfigError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
+        return fail(str(e), 2)
     errors = {} if table else load_status(sweep.folder).errors
     for name, error in errors.items():
         print(f"error: {name}: {error}", file=sys.stderr)
@@ -135,7 +135,7 @@ def _checked(sweep: Sweep) -> dict[str, Config]:
 def _train(sweep: Sweep, executor: LocalExecutor | Cluster, curves: Path | None) -> int:
     """Train what is not complete, here or in the curves, one rung after the other; returns the exit code."""
     configs = _checked(sweep)
-    with sweep.claim(configs), stops() as came:
+    with sweep.claim(configs), stop_signals() as came:
         if curves:
             go_on_from(curves, sweep, configs)
         status = load_status(sweep.folder)

@@ -1,10 +1,7 @@
 """Trains the runs of a sweep, as many at a time as there is room for, and stops them in order."""
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 from trainer.run_folder import complete
 from trainer.sweep.executors import Cluster, Handle, LocalExecutor
@@ -12,25 +9,7 @@ from trainer.sweep.progress import View
 from trainer.sweep.spec import Run, Status
 
 TICK_S = 0.5
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE = 200  # characters of an error that are kept
-
-
-@contextmanager
-def stops() -> Iterator[list[int]]:
-    """The signals to stop that have come so far; each only adds to the list."""
-    came: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
-
-    nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    before = {s: signal.signal(s, note) for s in set(STOPS) - nohup}
-    try:
-        yield came
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def train(

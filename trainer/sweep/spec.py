@@ -8,7 +8,6 @@ FOLDER/runs.toml      the runs with enough evaluations, for `python -m trainer.s
 FOLDER/status.json    errors of the last attempts, recipes stopped early, wall time
 """
 
-import fcntl
 import json
 import re
 import sys
@@ -25,7 +24,7 @@ from trainer.cli import NAME, NAME_CHARACTERS, Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.config.typed import fields
 from trainer.jsonl import write_atomic
-from trainer.run_folder import latest
+from trainer.run_folder import latest, lock_folder
 from trainer.sweep.axes import Axes, Point, points, suffix
 
 TRAINER = (sys.executable, "-m", "trainer.main")
@@ -190,14 +189,9 @@ class Sweep:
             self.check_extends(before)
         elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
             raise ConfigError(f"{self.folder} is in use already, and not by a sweep; give another --out")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(self.folder, "--out")
         content = {k: _plain(v) for k, v in asdict(self).items() if k != "folder"}
         content["differing"] = differing(configs)
-        lock = (self.folder / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise ConfigError(f"{self.folder}: this sweep is running in another process; wait for it") from e
         write_atomic(asked, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         for name in ("jobs", "logs"):
             (self.folder / name).mkdir(exist_ok=True)

@@ -28,6 +28,7 @@ from trainer.launcher.placement import assign
 from trainer.launcher.supervisor import RoleDied, Supervisor
 from trainer.main import follow, main
 from trainer.messages import Event
+from trainer.roles import STOPS
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
 CONFIG = having(Config(), pipeline={"steps": 10}, logging={"tensorboard": False})
@@ -78,7 +79,7 @@ def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("sent", supervisor.STOPS)
+@pytest.mark.parametrize("sent", STOPS)
 def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_path: Path) -> None:
     process = start("waits", tmp_path)
     os.killpg(process.pid, sent)  # the roles are still importing
@@ -180,18 +181,18 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
     during: list[object] = []
     monkeypatch.setattr(
         "trainer.learner.process.learner_main",
-        lambda *args: during.extend(signal.getsignal(stop) for stop in supervisor.STOPS),
+        lambda *args: during.extend(signal.getsignal(stop) for stop in STOPS),
     )
     monkeypatch.setattr("trainer.models.resolve.resolve_model", lambda path: path)
     monkeypatch.setattr(os, "environ", environment := dict(os.environ))
-    before = {stop: signal.getsignal(stop) for stop in supervisor.STOPS}
+    before = {stop: signal.getsignal(stop) for stop in STOPS}
     try:
         launch = parse(["--run-dir", str(tmp_path)])
         follow(launch, assign(launch.config, (), 1))
     finally:
         for stop, handler in before.items():
             signal.signal(stop, handler)
-    assert during == [signal.SIG_IGN] * len(supervisor.STOPS)
+    assert during == [signal.SIG_IGN] * len(STOPS)
     assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 

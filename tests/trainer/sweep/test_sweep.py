@@ -160,7 +160,7 @@ def test_ctrl_c_stops_the_runs_with_a_checkpoint_and_the_same_command_goes_on(
     sweep = start(folder, tick=0.2)
     wait_until(lambda: "grpo-0 1" in lines(folder / "steps.txt"), "no step")
     assert main([*ASKED, "--out", str(folder)]) == 2
-    assert "this sweep is running in another process" in capsys.readouterr().err
+    assert "is being written by another process; wait for it" in capsys.readouterr().err
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130 and "0 of 4 runs are complete; the same command goes on" in err
