@@ -57,8 +57,8 @@ _MODULES = (
     "term", "token_objectives",
 )  # fmt: skip
 _ADVICE = (
-    "one hides the other: pip uninstall kernels; or, for the loss alone, pip install sigmoid-rl-kernels and "
-    "import sigmoid_rl_kernels, which is the same and lives beside the other"
+    "one hides the other: pip uninstall kernels; or, for the loss alone, install the wheel of `make wheel` "
+    "and import sigmoid_rl_kernels, which is the same and lives beside the other"
 )
 
 

@@ -156,7 +156,10 @@ def dry_run(launch: Launch) -> int:
         launch = with_steps(launch, prompts)
     size = known_size(launch.config.model.path)
     config, devices, fixed = planned(launch, size)
-    for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
+    here = config.engine.kind == "vllm" and not config.engine.urls
+    lacks = "vLLM is not installed here: the run would be refused; --engine.kind torch does without"
+    lacks *= here and importlib.util.find_spec("vllm") is None
+    for notice in filter(None, (*notices(launch), slow_dtype(config, devices), lacks)):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
     for source, keys in launch.origins.items():

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         what, host, port, out = (flags.pop(name) for name in ("what", "host", "port", "out"))
         command, name = flags.pop("score"), flags.pop("name")
         if importlib.util.find_spec("aiohttp") is None:
-            raise ConfigError("aiohttp is missing: pip install 'sigmoid-rl[train]'")
+            raise ConfigError("aiohttp is missing: pip install '.[train]'")
         if not (token := os.environ.get(TOKEN, "")):
             token = secrets.token_urlsafe(24)
             print(f"token {token} (${TOKEN} is not set)", file=sys.stderr)

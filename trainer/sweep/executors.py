@@ -110,7 +110,7 @@ class Cluster:
     def __init__(self, folder: Path, kind: str, jobs: int, parameters: Mapping[str, Any]) -> None:
         self.folder, self.kind, self.jobs, self.parameters = folder, kind, jobs, parameters
         if find_spec("submitit") is None:
-            raise ConfigError(f"--executor {kind} needs submitit; `pip install sigmoid-rl[sweep]`")
+            raise ConfigError(f"--executor {kind} needs submitit; `pip install '.[sweep]'`")
 
     @cached_property
     def _executor(self) -> Any:

@@ -64,7 +64,7 @@ def _export(runs: Sequence[RunState], out: Path) -> int:
 
 def _serve(runs: Sequence[RunState], port: int) -> int:
     if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("aiohttp is missing: pip install 'sigmoid-rl[train]'")
+        raise ConfigError("aiohttp is missing: pip install '.[train]'")
     from trainer.view.server import View, serve
 
     os.nice(NICE)

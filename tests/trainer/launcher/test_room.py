@@ -180,6 +180,13 @@ def test_cells_are_those_of_an_account_by_hand(
         assert f"and the engine {1.11 + 4.17 + 0.03 + 1.5:.1f} of 24.0 GiB" in line
 
 
+def test_a_dry_run_says_that_the_run_would_lack_its_engine(dry_run: DryRun) -> None:
+    urls = "--engine.urls", "[http://10.0.0.7:8077]"
+    for vllm, flags, lacks in ((False, (), True), (True, (), False), (False, urls, False)):
+        code, notes = dry_run("80 GB", vllm, "0.6B", "--engine.kind", "vllm", *flags, line="note")
+        assert (code, "vLLM is not installed here" in notes) == (0, lacks)
+
+
 def test_what_cannot_fit_is_refused_with_what_would(dry_run: DryRun) -> None:
     code, line = dry_run("24 GB", True, "1.7B")  # 1.72 G x 16 bytes are 25.6 GiB
     assert code == 2 and "a learner rank: about 31.2 GiB are needed" in line
