@@ -171,6 +171,8 @@ def dry_run(launch: Launch) -> int:
     if size is not None:
         if text := room.plan(config, size, devices, gpu, launch.config, fixed, devices_of):
             print(text)
+        if config.engine.colocate:  # what leaves the GPUs must fit the host
+            memory_estimate.check_fits(config, size, devices, gpu)
         others = room.fitting(launch.config, size, gpu, fixed, devices_of)
         print(plan(config, size, devices.split(), [(on.split(), c) for c, on in others]).text)
     return 0

@@ -98,7 +98,7 @@ class Relay:
         self._conn.send(Transfer(call, info))
         # If NCCL fails on rank 0 alone, the engines never answer, and vLLM waits for this thread.
         if not self._conn.poll(seconds):
-            raise RuntimeError(f"{call}: no answer of the engines within {seconds:.0f} s")
+            raise RuntimeError(f"{call}: no answer of the engines within {seconds:g} s")
         answer = self._conn.recv()
         if not isinstance(answer, Ack):
             raise RuntimeError(f"{call} was answered by {type(answer).__name__}")

@@ -18,7 +18,7 @@ from trainer import gpus
 from trainer.beginning import begin
 from trainer.cli import parse, to_yaml
 from trainer.config import Config
-from trainer.launcher import notices, room
+from trainer.launcher import memory_estimate, notices, room
 from trainer.launcher.memory_estimate import SIZES
 from trainer.launcher.placement import Devices
 from trainer.main import main, planned
@@ -44,6 +44,7 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for module in (gpus, notices):
         monkeypatch.setattr(module, "without_cuda", lambda: "")
+    monkeypatch.setattr(memory_estimate, "_ram", lambda: 2.0**41)
 
     def run(command: list[str], **more: Any) -> CompletedProcess[str]:
         return CompletedProcess(command, 0, "" if command[1] == "-L" else card[0])
@@ -117,6 +118,17 @@ def test_the_table_of_the_gpu_page_is_that_of_the_dry_run(dry_run: DryRun) -> No
                 rows.append(f"| {card} | {model} | {length // 1024}K | {' | '.join(map(short, lines))} |")
     print("\n".join(["", *rows]))
     assert [row for row in rows if row not in (DOCS / "gpu.md").read_text()] == []
+
+
+def test_turns_on_a_host_that_cannot_hold_what_leaves_the_gpus_are_refused(
+    dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = "--engine.interruption.enabled false --engine.max_new_tokens 34816"
+    for ram, code in ((300, 0), (100, 2)):
+        monkeypatch.setattr(memory_estimate, "_ram", lambda ram=ram: ram * G)
+        assert dry_run("80 GB", True, "8B", flags, count=4, line="error")[0] == code
+    code, line = dry_run("80 GB", True, "8B", flags, count=4, line="error")
+    assert "on the host: about" in line and "this machine has 100.0" in line
 
 
 G, V = 2.0**30, 151_936
