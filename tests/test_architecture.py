@@ -66,7 +66,7 @@ CEILINGS = {
     # 13 the split that a run had
     # 7 `| head` ends it, a key without dashes; 3 a dry run without vLLM
     # 13 the signals that stop a run or a sweep, and the error line of every command: 50 fewer elsewhere
-    "trainer": 2_286,  # 2 host; 5 options in bash; 1 no free memory known; 3 no split is advised that memory refuses
+    "trainer": 2_286,  # 2 host; 5 options in bash; 1 no free memory known; 3 no split that memory refuses
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
