@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,19 @@ UNSUPPORTED = ("softcap", "s_aux")  # arguments that other model families give t
 # A sliding window is the number of rows that a row attends to, itself included; this is none.
 NO_WINDOW = 2**31 - 1
 FLASH_DTYPES = (torch.bfloat16, torch.float16)  # the types that flash kernels take
-# (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling, window) -> (queries, Hq, D)
-Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, int], Tensor]
+
+
+class Lengths(NamedTuple):
+    """The lengths of the branches, under the names that FlashAttention gives them."""
+
+    cu_seqlens_q: Tensor  # (branches + 1,) int32, own rows before each branch, and in total
+    cu_seqlens_k: Tensor  # (branches + 1,) int32, path rows
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+Flash = Callable[[Tensor, Tensor, Tensor, Lengths, float, int], Tensor]
+"""(q, k, v, lengths, scaling, window) -> (queries, Hq, D)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +230,8 @@ def by_flash(
     """(T, Hq, D) in one call. The branches' own rows, concatenated, are rows 0..T−1: no gather of queries."""
     keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
     cu_queries, cu_keys = packed.cumulative
-    longest = packed.max_queries, packed.max_keys
-    return kernel(q, keys, values, cu_queries, cu_keys, *longest, scaling, window)
+    lengths = Lengths(cu_queries, cu_keys, packed.max_queries, packed.max_keys)
+    return kernel(q, keys, values, lengths, scaling, window)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
@@ -280,40 +291,20 @@ KERNELS = (
 
 
 def _call_flash_attn(
-    kernel: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cq: Tensor,
-    ck: Tensor,
-    mq: int,
-    mk: int,
-    scaling: float,
-    window: int = NO_WINDOW,
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scaling: float, window: int
 ) -> Tensor:
-    options = {"cu_seqlens_q": cq, "cu_seqlens_k": ck, "max_seqlen_q": mq, "max_seqlen_k": mk}
-    if window < NO_WINDOW:
-        options["window_size"] = (window - 1, 0)
-    out = kernel(q, k, v, **options, softmax_scale=scaling, causal=True)
+    limited = {"window_size": (window - 1, 0)} if window < NO_WINDOW else {}
+    out = kernel(q, k, v, **lengths._asdict(), softmax_scale=scaling, causal=True, **limited)
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sums, too
 
 
 def _call_torch(
-    kernel: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cq: Tensor,
-    ck: Tensor,
-    mq: int,
-    mk: int,
-    scaling: float,
-    window: int = NO_WINDOW,
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scaling: float, window: int
 ) -> Tensor:
     # torch 2.11 has no `enable_gqa`, and takes grouped keys and values all the same.
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(kernel).parameters else {}
     before = window - 1 if window < NO_WINDOW else -1
-    return kernel(q, k, v, cq, ck, mq, mk, scale=scaling, window_size=(before, 0), **grouped)
+    return kernel(q, k, v, *lengths, scale=scaling, window_size=(before, 0), **grouped)
 
 
 AttentionInterface.register("packed", packed_attention)

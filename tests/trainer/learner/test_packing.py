@@ -138,10 +138,11 @@ def test_prefixes_are_computed_once() -> None:
 
 
 def varlen_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor,
-    longest_q: int, longest_k: int, scaling: float, window: int = attention.NO_WINDOW,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: attention.Lengths, scaling: float,
+    window: int = attention.NO_WINDOW,
 ) -> torch.Tensor:  # fmt: skip
     """What flash-attn's variable-length kernel computes: causal, aligned at the bottom right."""
+    ends_q, ends_k, longest_q, longest_k = lengths
     assert ends_q.dtype == ends_k.dtype == torch.int32 and len(ends_q) == len(ends_k)
     counts_q, counts_k = ends_q.diff().tolist(), ends_k.diff().tolist()
     assert sum(counts_q) == len(q) and sum(counts_k) == len(k) == len(v)
@@ -179,7 +180,7 @@ def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str, window: i
 
 
 Q, K = torch.randn(7, 4, 8), torch.randn(9, 2, 8)  # four heads of queries share two of keys
-ENDS = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+ENDS = attention.Lengths(*torch.tensor([[0, 3, 7], [0, 4, 9]], dtype=torch.int32), 4, 5)
 
 
 def chosen(
@@ -200,13 +201,10 @@ def chosen(
 def flash_attn(returns_pair: bool = False) -> types.ModuleType:
     """A module with the function that the three generations of FlashAttention share."""
 
-    def flash_attn_varlen_func(  # type: ignore[no-untyped-def]  # as in the package
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
-        window_size=(-1, -1),
-    ):  # fmt: skip
+    def flash_attn_varlen_func(q, k, v, softmax_scale, causal, window_size=(-1, -1), **lengths):  # type: ignore[no-untyped-def]  # as in the package
         assert causal and k.shape[1] == 2
-        rest = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale)
-        out = varlen_reference(q, k, v, *rest, window_size[0] + 1 or attention.NO_WINDOW)
+        rest = attention.Lengths(**lengths), softmax_scale, window_size[0] + 1 or attention.NO_WINDOW
+        out = varlen_reference(q, k, v, *rest)
         return (out, None) if returns_pair else out
 
     module = types.ModuleType("fake")
@@ -236,8 +234,9 @@ def test_flash_kernels_are_tried_in_order_and_a_broken_one_is_named(monkeypatch:
         kernel, line = chosen(monkeypatch, packages)
         assert line == expected and kernel is not None
         if torchs not in line:
-            for rest in ((*ENDS, 4, 5, 0.3), (*ENDS, 4, 5, 0.3, 2)):
-                assert torch.equal(kernel(Q, K, K, *rest), varlen_reference(Q, K, K, *rest))
+            for window in (2, attention.NO_WINDOW):
+                rest = Q, K, K, ENDS, 0.3, window
+                assert torch.equal(kernel(*rest), varlen_reference(*rest))
     kernel, line = chosen(monkeypatch, {torchs: None})
     assert kernel is None and line == "attention by blocks of masked SDPA, for want of a flash kernel"
 
@@ -256,7 +255,8 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
 
     def of_2_13(q, k, v, *rest, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
         assert window_size[1] == 0 and enable_gqa and k.shape[1] == v.shape[1] == 2
-        return varlen_reference(q, k, v, *rest, scale, window_size[0] + 1 or attention.NO_WINDOW)
+        lengths = attention.Lengths(*rest)
+        return varlen_reference(q, k, v, lengths, scale, window_size[0] + 1 or attention.NO_WINDOW)
 
     def of_2_11(*tensors, scale, window_size):  # type: ignore[no-untyped-def]  # as in torch
         return of_2_13(*tensors, scale=scale, window_size=window_size, enable_gqa=True)
@@ -265,8 +265,8 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     kernel, _ = chosen(monkeypatch, {})
     assert kernel is not None
     for window in (2, attention.NO_WINDOW):
-        rest = (*ENDS, 4, 5, 0.3, window)
-        torch.testing.assert_close(kernel(Q, K, K, *rest), varlen_reference(Q, K, K, *rest))
+        rest = Q, K, K, ENDS, 0.3, window
+        torch.testing.assert_close(kernel(*rest), varlen_reference(*rest))
 
 
 def test_attention_it_cannot_do_is_refused() -> None:
