@@ -117,7 +117,7 @@ def by_average(seen: Curve, later: Sequence[EvalPoint], truth: float) -> dict[st
     law_of = np.array([law.family.law for law in laws])
     evidence = np.array([law.log_evidence + np.log(law.family.probability) for law in laws])
     mean = np.clip(pool.forecast.reward([p.compute for p in later]), 0, 1).mean(1)
-    draws, gains = pool.level_draws(later), [gain_weights(parts, pool.forecast.last, a) for a in GAINS]
+    draws, gains = pool.level_draws(later)[1], [gain_weights(parts, pool.forecast.last, a) for a in GAINS]
     known = len(LAWS)
     averages = {AVERAGE: law_of < known}
     averages |= {

@@ -2,6 +2,7 @@
 
   python -m bench validation.sources FOLDER...              each a source: a folder of CSV files, one a run
   python -m bench validation.sources 'docs/study/curves.csv.gz/*@compute=compute/flops' FOLDER... --record
+  python -m bench validation.sources 'docs/study-lr/curves.csv.gz/*@compute=compute/flops' --shipped
 
 The mean of each run's last quarter is forecast from its first 25 and 50 %. What runs in general do is learned
 from the other sources alone (curve/average.py: the weight a of a gain, and its error e). For each source the
@@ -27,17 +28,20 @@ from trainer.config import ConfigError
 from trainer.scaling.curve.average import DEFAULT, LawDraws, gain_errors, gain_weights, resampled
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.points import last_error
-from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, EvalPoint
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, EvalPoint, estimate
 from trainer.scaling.forecast import Backtest, backtest
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import read_inputs
 
-OPTIONS = {"sources": ((), "folders of CSV files, or other inputs of several runs")}
+OPTIONS = {
+    "sources": ((), "folders of CSV files, or other inputs of several runs"),
+    "shipped": (False, "forecast them with what is shipped: sources from which nothing was learned"),
+}
 PARALLEL = True
 POPULATION = ROOT / "trainer" / "scaling" / "curve" / "population.json"
 SHARES = (0.25, 0.5)  # of the compute, from which runs are forecast
 GAINS = np.arange(0, 4.01, 0.25).tolist()  # a of the weights
-ERRORS = np.arange(0, 0.81, 0.1).tolist()  # e of the gains
+ERRORS = np.arange(0, 0.81, 0.1).tolist()  # e of the gains, at a pace of 1
 MADE_BY = (
     "python -m bench validation.sources tinker-cog countdown-ppo gsm8k-grpo-ablation "
     "'docs/study/curves.csv.gz/*@compute=compute/flops' "
@@ -58,14 +62,20 @@ HEAD = (
     "carried on",
     "error / carried on",
     "90 % holds",
+    "CRPS",
 )
 
 
 def cases(options: Namespace) -> Iterator[Case]:
-    """Every run of every source, at each share of its compute."""
+    """Every run of every source, at each share of its compute. ConfigError: nothing would be learned."""
+    if options.shipped and options.record:
+        raise ConfigError("--shipped learns nothing, so there is nothing to --record; expected one of them")
     for name, folder, run in inputs_of(options.sources):
         for share in SHARES:
-            yield f"{name}, {run.name}, {share:.0%}", partial(measure, name, folder, run, share)
+            yield (
+                f"{name}, {run.name}, {share:.0%}",
+                partial(measure, name, folder, run, share, options.shipped),
+            )
 
 
 def inputs_of(
@@ -95,14 +105,17 @@ def held_out(curve: Curve, share: float) -> tuple[Curve, list[EvalPoint], Backte
     return seen, noisy, backtest(curve, share * last)
 
 
-def measure(source: str, folder: bool, curve: Curve, share: float) -> Row:
-    """A run's forecasts by each weight and error, beside its end; without them if it is too short."""
+def measure(source: str, folder: bool, curve: Curve, share: float, shipped: bool = False) -> Row:
+    """A run's forecasts by each weight and error, or as shipped, beside its end; none if it is too short."""
     seen, later, test = held_out(curve, share)
     row: Row = {"source": source, "folder": folder, "run": curve.name, "share": share, "forecast": False}
     if test is None:
         return row
-    fit, truth = fit_curve(seen, prior=replace(DEFAULT, gain=0.0, gain_error=0.0)), test.level.measured
+    truth = test.level.measured
     row |= {"forecast": test.predictable, "truth": truth, "carried": test.carried}
+    if shipped:
+        return row | {"by_gain": [[scored(fit_curve(seen), later, truth)]]}
+    fit = fit_curve(seen, prior=replace(DEFAULT, gain=0.0, gain_error=0.0))
     by_gain = [[scored(weighted(fit, a, e), later, truth) for e in ERRORS] for a in GAINS]
     return row | {"by_gain": by_gain}
 
@@ -118,7 +131,8 @@ def weighted(fit: Fit, a: float, e: float) -> Fit:
 
 def scored(fit: Fit, points: Sequence[EvalPoint], truth: float) -> list[float]:
     """Value, ends and CRPS of a forecast of the points' mean."""
-    e, draws = fit.level(points), fit.level_draws(points)
+    rewards, draws = fit.level_draws(points)
+    e = estimate(float(np.median(rewards)), draws, fit.confidence)
     return [e.value, e.low, e.high, crps(draws, np.ones(len(draws)), truth)]
 
 
@@ -152,12 +166,15 @@ def best(rows: Sequence[Row], a: float | None = None) -> dict[str, float]:
 def describe(head: Row, runs: Sequence[Row]) -> str:
     """A row for each source and share, and for all of them."""
     sources = list(dict.fromkeys(row["source"] for row in runs))
-    gains = {name: both([row for row in runs if row["source"] != name]) for name in sources}
+    shipped = head.get("options", {}).get("shipped")
+    gains = {name: both([row for row in runs if row["source"] != name]) for name in sources if not shipped}
     lines = []
     for name in [*sources, "all", "folders"]:
         for share in SHARES:
             its = [row for row in runs if row["share"] == share and name in _names(row)]
             lines.append(_line(name, share, its, gains))
+    if shipped:
+        return table(HEAD, lines)
     a, e = both(runs)
     what = f"Weight of a gain, by what is best for each source: {best(runs)}; of all: {a:.2f}."
     return f"{table(HEAD, lines)}\n\n{what} Its error: {best(runs, a)}; of all: {e:.2f}."
@@ -180,14 +197,14 @@ def _line(name: str, share: float, rows: Sequence[Row], gains: dict[str, tuple[f
     weight = f"{GAINS[at[name][0]]:.2f}, {ERRORS[at[name][1]]:.1f}" if name in gains else ""
     counts = [name, f"{share:.0%}", str(len(rows)), str(len(shown)), weight]
     if not shown:
-        return [*counts, *"––––"]
-    forecasts = [np.array(row["by_gain"])[at[row["source"]]] for row in shown]  # as the others say
-    value, low, high, _ = np.array(forecasts).T
+        return [*counts, *"–––––"]
+    forecasts = [np.array(row["by_gain"])[at.get(row["source"], (0, 0))] for row in shown]
+    value, low, high, score = np.array(forecasts).T
     truth, last = np.array([[row["truth"], row["carried"]] for row in shown]).T
     error, carried = np.median(np.abs(truth - value)), np.median(np.abs(truth - last))
     holds = np.mean((low <= truth) & (truth <= high))
     ratio = number(float(error / carried), ".2f")
-    return [*counts, f"{error:.3f}", f"{carried:.3f}", ratio, f"{holds:.2f}"]
+    return [*counts, f"{error:.3f}", f"{carried:.3f}", ratio, f"{holds:.2f}", f"{score.mean():.4f}"]
 
 
 def nearest(x: float, tried: Sequence[float] = GAINS) -> int:

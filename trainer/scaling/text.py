@@ -85,6 +85,9 @@ def why_not(fit: Fit) -> str:
     elif fit.predictable:
         low = "If it is a bad evaluation, " if "last-point-low" in fit.flags else ""
         text += f" {low}A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value."
+    elif fit.draws is not None:  # flat
+        now = interval(fit.at(fit.compute_range[1]), "A")
+        text += f" Its level is {now}; what is ahead allows for a late rise, as most flat runs had."
     text += f" {next((ADVICE[flag] for flag in fit.flags if flag in ADVICE), 'Train longer.')}"
     assumes = fit.predictable and not {"not-sigmoid", "other-shape"}.isdisjoint(fit.flags)
     return f"{text} This range assumes a sigmoid." if assumes else text

@@ -30,9 +30,9 @@ def test_the_weight_of_a_source_is_the_mean_of_what_is_best_for_the_others_and_n
     text = sources.describe({}, rows)
     lines = [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     # a is forecast by half of b's weight, which is right for a; b by half of a's
-    assert lines[2] == ["a", "25%", "1", "1", "1.00, 0.0", "0.000", "0.200", "0.00", "1.00"]
+    assert lines[2] == ["a", "25%", "1", "1", "1.00, 0.0", "0.000", "0.200", "0.00", "1.00", "0.0000"]
     assert lines[4][:6] == ["b", "25%", "1", "1", "0.50, 0.0", "1.500"]
-    assert lines[8] == ["folders", "25%", "1", "1", "", "0.000", "0.200", "0.00", "1.00"]
+    assert lines[8] == ["folders", "25%", "1", "1", "", "0.000", "0.200", "0.00", "1.00", "0.0000"]
 
 
 def test_the_weight_that_is_printed_is_the_one_with_which_runs_are_forecast() -> None:
@@ -53,6 +53,19 @@ def test_a_run_is_measured_by_every_weight() -> None:
     assert values.shape == (len(sources.GAINS), len(sources.ERRORS), 4)
     value, low, high, _ = np.moveaxis(values, 2, 0)
     assert (abs(value - result["truth"]) < 0.08).all() and (low <= value).all() and (value <= high).all()
+
+
+def test_a_source_from_which_nothing_was_learned_is_forecast_as_every_run_is() -> None:
+    rising = simulated(Sigmoid(0.1, 0.8, 2.0, 4.0).reward, np.arange(0.0, 25.0), 0.0, 0.01)
+    result = sources.measure("a", True, rising, 0.5, shipped=True)
+    *_, test = sources.held_out(rising, 0.5)
+    assert test is not None and result["by_gain"][0][0][:3] == [
+        test.level.predicted.value, test.level.predicted.low, test.level.predicted.high,
+    ]  # fmt: skip
+    text = sources.describe({"options": {"shipped": True}}, [result])
+    assert "Weight of a gain, by" not in text
+    assert text.splitlines()[2].split("|")[-2].strip() == "–"  # of 25 %
+    assert float(text.splitlines()[3].split("|")[-2]) == pytest.approx(result["by_gain"][0][0][3], abs=1e-4)
 
 
 def test_what_is_learned_is_written_with_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

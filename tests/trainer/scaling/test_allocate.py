@@ -104,3 +104,21 @@ def test_an_end_is_named_only_where_it_is_likelier_than_not() -> None:
     best = Best(1.0, Estimate(8.0, 4.0, 32.0), Estimate(0.5, 0.4, 0.6), "8", 0.32, 0.3, 1.0)
     rows = describe("g", Allocation((best, replace(best, at_lowest=0.6)), None, 0.9), "h").rows
     assert [row[1] for row in rows[1:]] == ["4 to 32", "4 or less"]
+
+
+def test_a_value_whose_runs_have_fallen_is_named_and_nobody_is_sent_beyond_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the highest learning rate of ScaleRL in docs/study-lr: else the one below it looks like an end."""
+    runs = simulate(0.4, 0.35, 0.0, np.random.default_rng(1))
+    last = runs["16"].points[-1].compute
+    collapsed = [
+        replace(p, pass_rate=p.pass_rate * 0.6) if p.compute > 0.7 * last else p for p in runs["16"].points
+    ]
+    runs["16"] = replace(runs["16"], points=tuple(collapsed))
+    files = [f"{v}={write(tmp_path / f'{v}.csv', runs[v])}" for v in ("4", "8", "16")]
+    assert main(["allocate", *files, "--axis", "group_size"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "With 16 the reward has fallen: left out." in text
+    assert "8 or more" in text and "try between it and the one that has fallen." in text
+    assert "try further" not in text.replace("lowest", "").split("highest")[-1]

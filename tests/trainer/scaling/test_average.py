@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from trainer.scaling import Sigmoid, fit
 from trainer.scaling.curve import average
@@ -73,16 +74,18 @@ def test_a_drift_adds_to_the_log_odds_for_each_e_fold_of_compute_beyond_the_data
     assert np.log(after / (1 - after)) - np.log(before / (1 - before)) == pytest.approx([0.6, -0.2])
 
 
-def test_what_is_still_to_be_gained_is_off_by_a_share_of_it() -> None:
-    """So a run on its plateau is as certain as before, whatever the error."""
+def test_what_is_still_to_be_gained_is_off_by_a_share_of_it_that_grows_with_the_pace() -> None:
+    """So a run on its plateau is as certain as before, whatever the error, and a fast one is less so."""
     for C in (4.0, 2.0):  # beyond the data, and at their end
         draws = curves(5.0, [0.9, 0.9], [1.0, 1.0], [1.0, 1.0])
         plain = Average((draws,), 0.0, last=2.0, drift=np.zeros(2))
         off = replace(plain, gain_error=np.array([0.5, -0.5]))
-        before, after, now = plain.reward(C), off.reward(C), plain.reward(2.0)
-        gained = np.log(before / (1 - before)) - np.log(now / (1 - now))
-        error = np.log(after / (1 - after)) - np.log(before / (1 - before))
-        assert error == pytest.approx([0.5 * gained[0], -0.5 * gained[1]]) and (gained[0] > 0) == (C > 2)
+        before, after, now, half = (
+            logit(x) for x in (plain.reward(C), off.reward(C), *plain.reward([2.0, 1.0]).T)
+        )
+        gained, pace = before - now, now - half
+        assert after - before == pytest.approx([0.5 * pace[0] * gained[0], -0.5 * pace[1] * gained[1]])
+        assert (gained[0] > 0) == (C > 2) and pace[0] > 0
     assert np.std(average.gain_errors(0.2, 0.5)) == pytest.approx(0.1, rel=0.05)
     assert not average.gain_errors(0.2, 1.0).any()  # the sigmoid's posterior alone
 

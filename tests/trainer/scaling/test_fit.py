@@ -13,6 +13,7 @@ from trainer.scaling.curve.fit import fit_curve
 from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.layout import amount
 from trainer.scaling.simulate import autocorrelated
+from trainer.scaling.text import why_not
 
 TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
@@ -87,7 +88,7 @@ def test_too_few_flat_and_falling_runs_are_flagged() -> None:
     rng = np.random.default_rng(0)
     c = np.linspace(1, 10, 12)
     flat = fit(c, 0.2 + rng.normal(0, sd, 12), np.full(12, sd), R0=0.2)
-    assert "flat" in flat.flags
+    assert "flat" in flat.flags and "Its level is 0.2" in why_not(flat)
     falling = fit(c, np.r_[np.linspace(0.3, 0.8, 6), np.linspace(0.75, 0.4, 6)], np.full(12, sd), R0=0.2)
     assert "falling" in falling.flags and not falling.identified
 

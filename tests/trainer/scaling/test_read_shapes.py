@@ -67,6 +67,7 @@ def test_evaluations_are_taken_of_rows_of_several_kinds(tmp_path: Path) -> None:
             ["reward", "loss"],
             "R is 'reward', by its name the reward of the training batches",
         ),
+        (["accuracy"], "R is 'accuracy', taken for the reward of held-out prompts: the name does not say."),
         (["pass_rate"], ""),
         (["eval/reward"], ""),
         (["eval/reward/judge", "learner/loss"], ""),  # of a run of ours

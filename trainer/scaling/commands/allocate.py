@@ -56,11 +56,13 @@ class Command(GroupCommand):
         on_axis = draws_by_value(comparison, {name: str(x) for name, x in values.items()}, self.at)
         if on_axis is None or not on_axis[1]:
             raise ConfigError(f"--axis {self.axis}: at no budget are there rewards of two values")
+        fallen = {values[r.name] for r in comparison.recipes if not r.forecasts}
+        fallen -= {values[r.name] for r in comparison.recipes if r.forecasts}
         result = allocate(*on_axis)
         write_json(self.json, {"axis": self.axis, "unit": unit, "values": values} | asdict(result))
         notes = [paragraph(f"Note: {note}", "") for note in warnings(readings)]
         runs = [reading for several in readings.values() for reading in several]
-        print("\n\n".join([*notes, str(describe(self.axis, result, unit)), sources(runs)]))
+        print("\n\n".join([*notes, str(describe(self.axis, result, unit, sorted(fallen))), sources(runs)]))
 
 
 def value_of(name: str, readings: Sequence[Reading], key: str) -> float:
@@ -108,20 +110,28 @@ def _configured(config: Path, key: str) -> str | None:
     return None if value is None else str(value)
 
 
-def describe(axis: str, result: Allocation, unit: str) -> Block:
-    """The best value at each budget, how it moves, and where the range that was tried ends it."""
+def describe(axis: str, result: Allocation, unit: str, fallen: Sequence[float] = ()) -> Block:
+    """The best value at each budget, how it moves, and where the range that was tried ends it.
+
+    `fallen`: values with which the reward of all runs has fallen, so that they are not in the result.
+    """
     rows: Rows = [(unit, f"best {axis}", "of those tried", "reward with it")]
     rows += [(_budget(b), _value(b), b.tried, interval(b.reward, "A")) for b in result.budgets]
     sure = level(result.confidence)
     notes = [f"({sure} intervals, other seeds included; all else at its best; between values by a parabola)"]
     if any(b.ahead > END_TOLERANCE for b in result.budgets):
         notes.append("* A forecast, beyond the data: it assumes that the runs go on as they did.")
+    if fallen:
+        notes.append(f"With {', '.join(f'{x:g}' for x in fallen)} the reward has fallen: left out.")
     for side, share in (("lowest", "at_lowest"), ("highest", "at_highest")):
         ends = [b for b in result.budgets if getattr(b, share) > 1 - result.confidence]
         if ends:
             places = ", ".join(f"{amount(b.compute)} ({percent(getattr(b, share))})" for b in ends)
+            x = float(ends[-1].tried)
+            beyond = [y for y in fallen if y < x] if side == "lowest" else [y for y in fallen if y > x]
+            advice = "between it and the one that has fallen" if beyond else "further"
             notes.append(
-                f"The {side} value tried may be the best, or one beyond it, at {places}: try further."
+                f"The {side} value tried may be the best, or one beyond it, at {places}: try {advice}."
             )
     if (p := result.exponent) is not None:
         moves = "it grows" if p.low > 0 else "it falls" if p.high < 0 else "no trend is visible"

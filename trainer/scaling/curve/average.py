@@ -11,9 +11,10 @@ format of the answers, does not follow the curve of the rest.
 Where the data leave open how much is still gained, runs in general say it: draws are weighted by
 exp(a d − d² / 2 s²), where d is what they gain from the last compute to three times as much, in log odds per
 e-fold of compute. Runs also gain more or less than all laws say, unless they follow a sigmoid: the draws' log
-odds are off by z e (1 − p) x the median gain, where z is normal and p the probability of the sigmoid. a and e
-are learned from finished runs of several sources: population.json says which, and `python -m bench
-validation.sources` makes it.
+odds are off by z e (1 − p) v x the median gain, where z is normal, p the probability of the sigmoid and v the
+pace, the median gain of the last doubling of the compute in log odds: a run that gains fast can level off
+soon. a and e are learned from finished runs of several sources: population.json says which, and
+`python -m bench validation.sources` makes it.
 
 The laws of the prior DEFAULT were chosen on the runs with seed 0 of docs/study.md. Earlier runs of the same
 kind change it (earlier.py).
@@ -74,7 +75,7 @@ class Prior:
     # mean and sd of the forecast's error in log odds, per e-fold of C
     drift: tuple[float, float] = (0.0, 0.0)
     gain: float = 0.0  # a of the weights of draws; 0: they all count alike
-    gain_error: float = 0.0  # e: sd of the error of what is forecast to be gained, as a share of it
+    gain_error: float = 0.0  # e: sd of the error of a gain, as a share of it, at a pace of 1
 
 
 # The last has a ceiling of 1: every prompt can be learned.
@@ -116,7 +117,7 @@ class Average:
     last: float  # the largest compute of the data
     drift: Array  # (n,) of each draw: log odds per e-fold of compute beyond the data
     axis: Axis | None = None  # of work, where the curves are over that; None: they are over compute
-    gain_error: ArrayLike = 0.0  # (n,) of each draw, as a share of the median gain ahead, in log odds
+    gain_error: ArrayLike = 0.0  # (n,) of each draw, as a share of the median gain ahead times the pace
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
@@ -128,8 +129,9 @@ class Average:
             return rewards
         ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
         odds = logit(rewards)
-        middle, now = _middle(odds), _middle(logit(self._of_laws(self.last)))
-        error = np.multiply.outer(self.gain_error, np.maximum(middle - now, 0) * (ahead > 0))
+        middle, (before, now) = _middle(odds), _middle(logit(self._of_laws([self.last / 2, self.last])))
+        gain, pace = np.maximum(middle - now, 0), max(now - before, 0.0)
+        error = np.multiply.outer(self.gain_error, pace * gain * (ahead > 0))
         odds = odds + error - (_middle(odds + error) - middle)  # an error of spread alone
         return expit(odds + np.multiply.outer(self.drift, ahead))
 
@@ -149,7 +151,7 @@ def _middle(odds: Array) -> Array:
 
 
 def gain_errors(e: float, sigmoid_prob: float) -> Array:
-    """The error of each draw, (n,), as a share of what is forecast to be gained; the same every time."""
+    """The error of each draw, (n,), as a share of gain times pace; the same every time."""
     return np.asarray(e * (1 - sigmoid_prob) * np.random.default_rng(1).standard_normal(DRAWS))
 
 

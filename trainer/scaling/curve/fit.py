@@ -133,11 +133,11 @@ class Fit:
 
     def level(self, points: Sequence[EvalPoint]) -> Estimate:
         """The mean reward expected of evaluations at the points' computes, with the noise of that mean."""
-        value = float(np.median(self.forecast.reward([p.compute for p in points]).mean(1)))
-        return estimate(value, self.level_draws(points), self.confidence)
+        rewards, measured = self.level_draws(points)
+        return estimate(float(np.median(rewards)), measured, self.confidence)
 
-    def level_draws(self, points: Sequence[EvalPoint]) -> Array:
-        """(n,) equally likely means of evaluations at the points' computes."""
+    def level_draws(self, points: Sequence[EvalPoint]) -> tuple[Array, Array]:
+        """(n,) equally likely mean rewards at the points' computes, and means of evaluations there."""
         rewards = self.forecast.reward([p.compute for p in points]).mean(1)
         scale = 1.0 if math.isnan(self.overdispersion) else self.overdispersion
         noise = usual_error(rewards) * (max(1.0, scale) if self.noise == USUAL_ERRORS else scale)
@@ -147,7 +147,9 @@ class Fit:
         # Of errors that are correlated, a mean keeps more.
         shared = np.nan_to_num(self.autocorrelated_prob * self.autocorrelation)
         noise = noise * math.sqrt(shared + (1 - shared) / len(points))
-        return np.clip(rewards + noise * np.random.default_rng(0).standard_normal(len(rewards)), 0, 1)
+        return rewards, np.clip(
+            rewards + noise * np.random.default_rng(0).standard_normal(len(rewards)), 0, 1
+        )
 
     @property
     def forecast(self) -> Average:

@@ -119,13 +119,15 @@ def reward_candidates(columns: Sequence[str]) -> list[str]:
 
 def training_reward(columns: Sequence[str], reward: str) -> str:
     """A note if a reward is that of the training batches, or may be: its name is not that of a held-out one.
-    Empty for a pass rate or an accuracy without loss or the like beside it, as of one's own table."""
+    Empty for a column pass_rate without loss or the like beside it, as of one's own table."""
     if _is_held_out(reward) or re.match(rf"{HELD_OUT}[/_. -]", reward, re.IGNORECASE):  # eval/reward/judge
         return ""
     if matching(TRAINING, [reward]) or any(matching(TRAINED_BESIDE, columns)):
         return f"R is {reward!r}, by its name the reward of the training batches, not of held-out prompts."
     if re.search("reward|score", reward, re.IGNORECASE):
         return f"R is {reward!r}, whose name does not say that the prompts are held out."
+    if not matching(r"(?:mean_|avg_)?pass_rate(?:[/_]mean)?", [reward]):
+        return f"R is {reward!r}, taken for the reward of held-out prompts: the name does not say."
     return ""
 
 
