@@ -120,7 +120,7 @@ CEILINGS = {
     "serve": 568,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
-    "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK's cross entropy
+    "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK
     # 78 pictures and the story
     # 56 damaged logs, 25 a resumed run of W&B, 10 options at once, 18 fallen runs of --like
     # 221 QuACK's GEMM run from PTX; 96 laws of the literature, the rate ahead
