@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -75,13 +76,14 @@ class EngineProcess:
         self.failure: Failed | None = None
         (Path(config.run_dir) / "logs").mkdir(parents=True, exist_ok=True)
         self.log = Path(config.run_dir) / "logs" / f"{role}.log"
+        context: Any = forked.CONTEXT if config.engine.kind == "torch" and not target else launcher.CONTEXT
         self.conn, theirs = launcher.CONTEXT.Pipe()
         self.telemetry, sender = launcher.CONTEXT.Pipe()
         args = (config, config.model.path, theirs, where, role)
         self.temporary = Path(tempfile.mkdtemp(prefix="engine-"))  # short enough for the paths of sockets
         env = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.temporary), **launcher.CPU_ENVIRONMENT}
         target = target or launcher.ENGINES[config.engine.kind]
-        self.process = launcher.CONTEXT.Process(
+        self.process = context.Process(
             target=launcher._role_entry,
             args=(os.getpid(), target, sender, args, str(self.log), env),
             name=role,

@@ -1,7 +1,6 @@
 """A run of seconds, as a user would start it: a random model of 16 characters, 40 prompts, 4 steps."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,8 +11,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
+from forked import Forked
 from safetensors.numpy import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
@@ -25,10 +26,6 @@ from trainer.main import main
 
 Begin = Callable[..., list[str]]  # the command of a run in a folder, with further flags: conftest.py
 MAIN = [sys.executable, "-m", "trainer.main"]
-ROLES = (
-    supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER, supervisor.EVALUATION,
-    supervisor.SERVER, supervisor.NUMERICS,
-)  # fmt: skip
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
@@ -83,13 +80,6 @@ def environment(tmp: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def program(argv: list[str], tmp: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end in a process of its own, and check its exit code."""
-    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=400)
-    assert done.returncode == code, done.stderr
-    return done
-
-
 def run(
     argv: list[str], tmp: Path, code: int = 0, main: Callable[[list[str]], int] = main
 ) -> tuple[str, str]:
@@ -109,16 +99,23 @@ def fork_roles(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
     They find modules in `folder`; their environment is that at the server's start.
     """
-    context = multiprocessing.get_context("forkserver")
-    modules = [target.partition(":")[0] for target in ROLES]
-    context.set_forkserver_preload([*modules, "transformers.models.qwen3.modeling_qwen3"])
-    patch.setattr(supervisor, "CONTEXT", context)
+    patch.setattr(supervisor, "CONTEXT", forked.CONTEXT)
     patch.syspath_prepend(folder)
 
 
 @contextmanager
-def started(argv: list[str], tmp: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(argv: list[str], tmp: Path) -> Iterator[Forked]:
     """The command's process, killed at the end of the block; it writes to out.log and err.log in `tmp`."""
+    process = Forked(argv, tmp, environment(tmp))
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@contextmanager
+def started_anew(argv: list[str], tmp: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The same as a user starts it: a new interpreter, and one for each role, its children."""
     with (tmp / "out.log").open("w") as out, (tmp / "err.log").open("w") as err:
         process = subprocess.Popen(argv, env=environment(tmp), stdout=out, stderr=err, start_new_session=True)
     try:
@@ -127,7 +124,7 @@ def started(argv: list[str], tmp: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def until(holds: Callable[[], Any], process: subprocess.Popen[Any], seconds: float = 90) -> None:
+def until(holds: Callable[[], Any], process: subprocess.Popen[Any] | Forked, seconds: float = 90) -> None:
     """Wait; the test fails if the process ends or the time is over."""
     deadline = time.monotonic() + seconds
     while not holds():

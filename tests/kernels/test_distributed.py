@@ -1,6 +1,5 @@
 """Promises over ranks: a vocabulary in shards is the whole one; FSDP2's sharded head gets its gradient."""
 
-import multiprocessing
 import random
 import re
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import forked
 import losses
 import pytest
 import torch
@@ -58,8 +58,7 @@ def _start(rank: int, size: int, folder: str, work: Callable[[int, int], Any]) -
 
 
 def on_ranks(size: int, folder: Path, work: Callable[[int, int], Any]) -> list[Any]:
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "kernels.loss"])  # not by each rank
-    mp.start_processes(_start, (size, str(folder), work), nprocs=size, start_method="forkserver")
+    mp.start_processes(_start, (size, str(folder), work), nprocs=size, start_method=forked.METHOD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from judges import Reply, serve
-from small import CHARS, MAIN, Begin, check_no_group_is_lost, metrics, program, run, started, steps, until
+from small import CHARS, MAIN, Begin, check_no_group_is_lost, metrics, run, started, steps, until
 from training import plain_logprobs
 from transformers import AutoModelForCausalLM
 
@@ -19,13 +19,7 @@ from trainer.controller.data import _id
 from trainer.controller.journal import records, replay
 from trainer.types import Prompt
 
-KL = (
-    "--objective.kl.coefficient",
-    "0.5",
-    "--objective.kl.estimator",
-    "k1",
-    "--engine.interruption.enabled=false",
-)
+KL = ("--objective.kl.coefficient=0.5", "--objective.kl.estimator=k1", "--engine.interruption.enabled=false")
 AS_ADVANTAGE = (*KL, "--objective.kl.place", "as_advantage", "--objective.zero_variance", "keep")
 TOKEN = "sk-nobody-may-read-this"
 
@@ -64,7 +58,9 @@ def test_a_served_teacher_says_what_the_same_model_says_by_folder(
         until(lambda: re.search(r"serving teacher at (\S+)", log.read_text() + _err(tmp_path)), process)
         (url,) = re.findall(r"serving teacher at (http\S+)", log.read_text() + _err(tmp_path))
         key = ("--objective.kl.api_key_env", "SIGMOID_RL_TOKEN", "--objective.kl.deadline_s", "30")
-        program([*command, "--objective.kl.to", url, *key], tmp_path)
+        (logs := tmp_path / "logs").mkdir()
+        with started([*command, "--objective.kl.to", url, *key], logs) as process:
+            assert process.wait(120) == 0
     run(begin(tmp_path / "by-folder", *AS_ADVANTAGE, "--objective.kl.to", str(folder)), tmp_path)
     ours, expected = (metrics(tmp_path / name, "learner/loss") for name in ("by-url", "by-folder"))
     assert len(ours) == len(expected) == 4
@@ -131,7 +127,7 @@ def test_when_the_teacher_goes_away_nothing_is_lost_or_asked_twice(begin: Begin,
     assert unscored  # generated, and the teacher was away
 
     with serve(reply, int(server.url.rpartition(":")[2])):
-        program([*MAIN, "--resume", "--run-dir", str(run_dir), "--pipeline.steps", str(last + 2)], tmp_path)
+        run([*MAIN, "--resume", "--run-dir", str(run_dir), "--pipeline.steps", str(last + 2)], tmp_path)
     assert steps(run_dir) == list(range(1, last + 3))
     check_no_group_is_lost(run_dir)
     scored = set[int]()
@@ -159,7 +155,7 @@ def test_a_teacher_that_is_away_at_the_start_is_one_line(begin: Begin, tmp_path:
 def test_a_run_on_the_forward_kl_over_the_top_k_comes_nearer_to_its_teacher(
     begin: Begin, tmp_path: Path
 ) -> None:
-    command = begin(tmp_path / "run", *KL[2:], "--objective.kl.place=loss", "--objective.zero_variance=keep")
+    command = begin(tmp_path / "run", *KL[1:], "--objective.kl.place=loss", "--objective.zero_variance=keep")
     model = Path(next(flag for flag in command if flag.startswith("--model.path")).partition("=")[2])
     more = ("--objective.kl.to", str(make_teacher(tmp_path / "teacher", model)), "--learner.lr=1e-2")
     run(

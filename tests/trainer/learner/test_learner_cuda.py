@@ -63,7 +63,7 @@ def test_two_ranks_by_nccl_do_what_a_learner_does(tmp_path: Path, monkeypatch: p
     model_dir = make_model("tied", tmp_path)
     for name, value in {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}.items():
         monkeypatch.setenv(name, value)
-    got = on_ranks(2, tmp_path, partial(by_nccl, model_dir), monkeypatch)
+    got = on_ranks(2, tmp_path, partial(by_nccl, model_dir))
     if refusal := got[0].get("refused"):
         pytest.skip(f"NCCL takes no two ranks of one GPU: {refusal.splitlines()[0]}")
     alone = one_step(model_dir, config(micro_batch_tokens=45, checkpoint_activations=True), sequences(), None)
@@ -72,9 +72,9 @@ def test_two_ranks_by_nccl_do_what_a_learner_does(tmp_path: Path, monkeypatch: p
         assert error(ranked["weights"], alone["weights"]) < 1e-5
 
 
-def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path) -> None:
     model_dir = make_model("tied", tmp_path / "model")
-    group = Group(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch, size=1)
+    group = Group(replace(config(), run_dir=str(tmp_path)), model_dir, size=1)
     done = group.ask(TrainBatch(1, sequences(), {}))
     assert isinstance(done, StepDone) and Path(done.weights_path).is_file()
     path = tmp_path / "checkpoints" / "step-000001"

@@ -85,8 +85,6 @@ CONFIGS = {"offloaded": having(config(), engine={"colocate": True}), "stayed": c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_so_do_sharded_ranks(
-    kind: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for results in on_ranks(2, tmp_path, partial(both, models[kind]), monkeypatch):
+def test_so_do_sharded_ranks(kind: str, models: dict[str, str], tmp_path: Path) -> None:
+    for results in on_ranks(2, tmp_path, partial(both, models[kind])):
         check(results["offloaded"], results["stayed"])

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -52,10 +53,12 @@ Results = dict[str, Any]
 FEW = 45  # tokens of a micro-batch: several to each of three ranks
 TIED = config(micro_batch_tokens=FEW)
 TIMEOUT_S = 90
+METHOD = "spawn" if torch.cuda.is_available() else forked.METHOD
 
 
-def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) -> None:
+def _start(rank: int, size: int, port: str, folder: str, work: Callable[[Ranks], Results]) -> None:
     torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     transformers_logging.disable_progress_bar()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ["NCCL_HOSTID"] = f"host-{rank}"  # NCCL refuses two ranks of one host on one GPU
@@ -82,13 +85,9 @@ def lone_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     ranks.close()
 
 
-def on_ranks(
-    size: int, folder: Path, work: Callable[[Ranks], Results], monkeypatch: pytest.MonkeyPatch
-) -> list[Results]:
+def on_ranks(size: int, folder: Path, work: Callable[[Ranks], Results]) -> list[Results]:
     """The results of each of `size` processes."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", free_port())
-    mp.spawn(_start, (size, str(folder), work), nprocs=size)
+    mp.start_processes(_start, (size, free_port(), str(folder), work), nprocs=size, start_method=METHOD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
@@ -187,7 +186,8 @@ def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks:
 
 
 def all_cases(models: dict[str, str], ranks: Ranks) -> dict[str, Results]:
-    results = {name: one_step(models[kind], c, batch, ranks) for name, (kind, c, batch) in CASES.items()}
+    chosen = {name: x for name, x in CASES.items() if ranks.size == 2 or "float16" not in name}
+    results = {name: one_step(models[kind], c, batch, ranks) for name, (kind, c, batch) in chosen.items()}
     if ranks.size == 2:  # as on two machines of one rank each
         two = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
         for name in ("tied, bfloat16", "untied, vocabulary split"):
@@ -201,7 +201,7 @@ def all_cases(models: dict[str, str], ranks: Ranks) -> dict[str, Results]:
 def test_ranks_together_do_what_one_does(
     size: int, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = on_ranks(size, tmp_path, partial(all_cases, models), monkeypatch)
+    got = on_ranks(size, tmp_path, partial(all_cases, models))
 
     def on_one_rank(batch: Any, budget: int, ranks: int) -> list[Any]:
         """The same micro-batches on one rank: in bfloat16 each rounds its gradients."""
@@ -270,7 +270,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     one, two = tmp_path / "step-000001", tmp_path / "step-000002"
     save(unbroken, one)
     random = torch.get_rng_state()
-    got = on_ranks(2, tmp_path, partial(on_two_from_one, c, one, two), monkeypatch)
+    got = on_ranks(2, tmp_path, partial(on_two_from_one, c, one, two))
     for step in (2, 3):
         unbroken.train(batch(step))
     back = learner(two, c, two)
@@ -303,22 +303,25 @@ class Peer:
         return self.receive()
 
 
+def _member(environment: dict[str, str], args: tuple[Any, ...]) -> None:
+    os.environ |= environment
+    learner_main(*args)
+
+
 class Group(Peer):
     """`learner_main` in `size` processes, and the controller's end of rank 0's pipe."""
 
-    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, c: Config, model_dir: str, size: int = 2) -> None:
+        context: Any = multiprocessing.get_context(METHOD)
         self.conn, theirs = context.Pipe()
         self.processes: list[Any] = []
         self.telemetry: list[Any] = []
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", free_port())
-        monkeypatch.setenv("WORLD_SIZE", str(size))
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(size)}
         for rank in range(size):
-            monkeypatch.setenv("RANK", str(rank))
             ours, telemetry = context.Pipe()
-            args = (c, model_dir, theirs if rank == 0 else None, 1, None, telemetry)
-            self.processes.append(context.Process(target=learner_main, args=args, daemon=True))
+            member = (c, model_dir, theirs if rank == 0 else None, 1, None, telemetry)
+            args = (there | {"RANK": str(rank)}, member)
+            self.processes.append(context.Process(target=_member, args=args, daemon=True))
             self.processes[-1].start()
             telemetry.close()
             self.telemetry.append(ours)
@@ -341,10 +344,10 @@ class Group(Peer):
     ("lost", "how"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], ids=str
 )
 def test_a_rank_that_is_lost_is_named_and_no_other_waits_for_ever(
-    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, how: signal.Signals
+    models: dict[str, str], tmp_path: Path, lost: int, how: signal.Signals
 ) -> None:
     c = replace(TIED, run_dir=str(tmp_path), pipeline=PipelineConfig(deadline_s=80, max_lag=2))
-    group = Group(c, models["tied"], monkeypatch)
+    group = Group(c, models["tied"])
     began = time.monotonic()
     os.kill(group.processes[lost].pid, how)
     with suppress(BrokenPipeError):
@@ -358,15 +361,15 @@ def test_a_rank_that_is_lost_is_named_and_no_other_waits_for_ever(
 
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named_by_the_others_and_a_controller_that_ends_is_no_failure(
-    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, str], tmp_path: Path
 ) -> None:
-    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"])
     beyond = replace(sequences()[0], token_ids=np.array([1, 99], np.int32))  # in one rank's micro-batch
     group.conn.send(TrainBatch(1, (beyond, *sequences()[1:]), {}))
     messages = [f.message for rank in range(2) for f in group.failures(rank)]
     assert any(m.startswith("targets hold ids") for m in messages)
     assert any(re.match(r"learner rank . failed: targets hold ids", m) for m in messages)
-    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"])
     group.conn.close()
     assert not group.failures(0) and not group.failures(1)
     assert [p.exitcode for p in group.processes] == [0, 0]
@@ -387,8 +390,8 @@ def late_while_starting_and_after(ranks: Ranks) -> Results:
 
 
 @pytest.mark.slow
-def test_a_rank_may_be_late_only_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patient, _ = on_ranks(2, tmp_path, late_while_starting_and_after, monkeypatch)
+def test_a_rank_may_be_late_only_while_it_starts(tmp_path: Path) -> None:
+    patient, _ = on_ranks(2, tmp_path, late_while_starting_and_after)
     assert patient["start"] == [0, 1]
     assert "1500" in patient["run"]  # gloo's message: timed out waiting 1500ms
 
@@ -416,9 +419,9 @@ def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
 
 @pytest.mark.slow
 def test_on_shared_gpus_no_answer_comes_before_every_rank_has_freed_its_memory(
-    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, str], tmp_path: Path
 ) -> None:
-    first, second = on_ranks(2, tmp_path, partial(answers, models["tied"], tmp_path), monkeypatch)
+    first, second = on_ranks(2, tmp_path, partial(answers, models["tied"], tmp_path))
     for answered, freed in zip(first["answered"], second["freed"], strict=True):
         assert answered >= freed
 

@@ -16,7 +16,7 @@ def test_the_checkpoints_of_a_run_give_its_curve_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, task = tmp_path / "run", make_task(tmp_path, kind, monkeypatch)
-    flags = ["--model.dtype=float32", "--evaluation.samples=64", "--learner.lr=3e-2"]
+    flags = ["--model.dtype=float32", "--evaluation.samples=64", "--learner.lr=3e-2", "--engine.slots=128"]
     assert main(["--recipe", "grpo", "--task", str(task), "--run-dir", str(run_dir), *flags]) == 0
     assert evaluate([str(run_dir)]) == 0
     rows, evaluations = results(run_dir / "evaluations" / "held_out"), metrics(run_dir, "eval/pass_rate")
