@@ -42,7 +42,7 @@ def launches(capability: int, part: int, pattern: str) -> list[tuple[str, dict[s
         bound |= {k: options.pop(k) for k in list(options) if k in kernel.arg_names}
         code = compiled(triton, kernel, bound, options, capability)
         variant = kernel, *(bound.get(k) for k in ("EPILOGUE", "PARTS", "TMA", "EVEN", "CAP"))
-        if variant not in tried:
+        if capability == 90 and variant not in tried:  # the front end is that of all generations
             code["refused"] = refused_ones(kernel, bound, options, capability)
             tried.add(variant)
         found.append((f"{kernel.fn.__name__} {case}", code))
@@ -82,7 +82,8 @@ def cases() -> list[tuple[str, Any]]:
         z, b = logits_buffer(vocabulary), row if cap else None
         name = f"V={vocabulary} cap={cap}"
         found.append((name, lambda z=z, cap=cap: rows.row_stats(z, y, row, cap)))
-        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        wide = vocabulary > 1000
+        for dtype in (torch.bfloat16, torch.float32, torch.float16) if wide else (torch.bfloat16,):
             g = Gradient(row, row, b, b, row)
             run = lambda z=z, cap=cap, g=g, d=dtype: rows.row_grads(z, y, row, cap, g, d)  # noqa: E731
             found.append((f"{name} {short(dtype)}", run))
@@ -108,16 +109,17 @@ def cases() -> list[tuple[str, Any]]:
         h, weight = new(ROWS, width, dtype=dtype), new(vocabulary, parts * width, dtype=dtype)
         name = f"{str(dtype)[6:]} parts={parts} H={width} V={vocabulary}"
         found.append((f"score {name}", lambda h=h, w=weight: fused.score(h, w, y, row, 0.0)))
-        if parts == 1:
+        if parts == 1 and (vocabulary == 151936 or name.startswith("bfloat16 parts=1 H=4001")):
             found.append((f"score {name} cap", lambda h=h, w=weight: fused.score(h, w, y, row, 30.0)))
+        if parts == 1:
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
             found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
-    for objective in (REINFORCE(), CISPO(), DualClip(), IcePop(), SAPO()):
-        penalised = [Settings(objective, KL(0.1, estimator), 0.1) for estimator in ("k1", "k2", "k3")]
-        for s in (Settings(objective), *penalised):
-            run = lambda s=s: terms.terms(new(4, ROWS), t, s, [row] * 5)  # noqa: E731
-            found.append((f"{objective} {s.kl}", run))
+    plain = [Settings(x) for x in (REINFORCE(), CISPO(), DualClip(), IcePop(), SAPO())]
+    penalised = [Settings(DualClip(), KL(0.1, estimator), 0.1) for estimator in ("k1", "k2", "k3")]
+    for s in plain + penalised:  # the penalty is added to any objective's term
+        run = lambda s=s: terms.terms(new(4, ROWS), t, s, [row] * 5)  # noqa: E731
+        found.append((f"{s.objective} {s.kl}", run))
     return found + body_cases()
 
 
@@ -302,10 +304,10 @@ def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> No
     assert all(code["instructions"] > 50 for code in found.values())  # the disassembly was read
 
 
-@generations
-def test_every_integer_argument_may_be_one(capability: int) -> None:
-    found = {name: code["refused"] for name, code in report(capability).items() if "refused" in code}
-    assert {name.split()[0] for name in found} == {name.split()[0] for name in report(capability)}
+@pytest.mark.slow
+def test_every_integer_argument_may_be_one() -> None:
+    found = {name: code["refused"] for name, code in report(90).items() if "refused" in code}
+    assert {name.split()[0] for name in found} == {name.split()[0] for name in report(90)}
     assert {name: errors for name, errors in found.items() if errors} == {}
 
 
