@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver, util
 from pathlib import Path
+from typing import Final
 
 from trainer.launcher import supervisor
 
@@ -17,7 +18,7 @@ ROLES = (
     supervisor.SERVER, supervisor.NUMERICS,
 )  # fmt: skip
 LOGS = "out.log", "err.log"
-METHOD = "forkserver"
+METHOD: Final = "forkserver"
 CONTEXT = multiprocessing.get_context(METHOD)
 CONTEXT.set_forkserver_preload(
     [  # vLLM excepted; whichever test starts the server
