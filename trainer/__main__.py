@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
 
 CURVE = "trainer.scaling.__main__"
 COMMANDS = {  # beside those of the curve: module, and what it does
@@ -20,7 +21,7 @@ COMMANDS = {  # beside those of the curve: module, and what it does
     "doctor": ("trainer.doctor", "say what this machine can run, and what is missing"),
 }
 EXAMPLES = """
-every COMMAND has its own --help.
+every COMMAND has its own --help; sigmoid-rl --version says which release this is.
 
 examples:
   sigmoid-rl train --recipe tiny          # a model of 160,000 parameters learns to calculate
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         listed = "\n".join(f"  {key:10} {text}" for key, text in about.items())
         print(f"usage: sigmoid-rl COMMAND ...\n\n{listed}\n{EXAMPLES}", end="")
+        return 0
+    if name == "--version":
+        print(f"sigmoid-rl {version('sigmoid-rl')}")
         return 0
     if name == "--completion" and (shell := (words or ["bash"])[0]) in COMPLETION:
         print(COMPLETION[shell].format(" ".join(about)))

@@ -156,9 +156,9 @@ def dry_run(launch: Launch) -> int:
         launch = with_steps(launch, prompts)
     size = known_size(launch.config.model.path)
     config, devices, fixed = planned(launch, size)
-    here = config.engine.kind == "vllm" and not config.engine.urls
-    lacks = "vLLM is not installed here: the run would be refused; --engine.kind torch does without"
-    lacks *= here and importlib.util.find_spec("vllm") is None
+    lacks = ""
+    if config.engine.kind == "vllm" and not config.engine.urls and importlib.util.find_spec("vllm") is None:
+        lacks = "vLLM is not installed here: the run would be refused; --engine.kind torch does without"
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices), lacks)):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))

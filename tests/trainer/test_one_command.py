@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,11 @@ from trainer.__main__ import COMMANDS, CURVE, main
 def test_it_is_installed_with_the_package() -> None:
     (script,) = entry_points(group="console_scripts", name="sigmoid-rl")
     assert script.load() is main
+
+
+def test_it_says_which_release_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sigmoid-rl {version('sigmoid-rl')}\n"
 
 
 def test_nobody_is_told_to_install_it_from_pypi_where_it_is_not() -> None:
@@ -67,7 +72,9 @@ def test_bash_completes_the_options_of_a_command(
     assert subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.split() == offered
 
 
-@pytest.mark.parametrize("words", ["doctor", "train --recipe tiny --dry-run"])
+@pytest.mark.parametrize("words", [
+    "doctor", "train --recipe tiny --dry-run", "sweep grpo --task addition --budget 1 --out no-such --dry-run",
+])  # fmt: skip
 def test_a_reader_who_has_seen_enough_ends_it_quietly(words: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)  # as `| head` does

@@ -1,6 +1,7 @@
 """`python -m trainer.sweep`: trains recipes × seeds on one task, and says which is best at which budget."""
 
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = words[:1] == ["table"]
     if table:
         words[:1] = ["--out"]
+    if argv is None and (table or "--dry-run" in words):  # this is the process's own work
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     mark = words.index("--") if "--" in words else len(words)
     number_as_listed()
     try:
