@@ -64,9 +64,9 @@ CEILINGS = {
     # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for,
     # 47 one command; 5 experts
     # 13 the split that a run had
-    # 7 `| head` ends it, a key without dashes; 3 a dry run without vLLM
+    # 7 `| head` ends it, a key without dashes; 3 a dry run without vLLM; 4 --version
     # 13 the signals that stop a run or a sweep, and the error line of every command: 50 fewer elsewhere
-    "trainer": 2_286,  # 2 host; 5 options in bash; 1 no free memory known; 3 no split that memory refuses
+    "trainer": 2_290,  # 2 host; 5 options in bash; 1 no free memory known; 3 no split that memory refuses
     # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
     # 3 lengths of its completions, 8 a teacher
     # 3 a dry run of an interpreter
@@ -107,7 +107,7 @@ CEILINGS = {
     "verifiers": 1_487,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
-    "sweep": 896,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
+    "sweep": 899,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
@@ -130,7 +130,7 @@ CEILINGS = {
     # 90 a newcomer's three files
     # 70 a review of data files, what next and warnings
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
-    "tests": 31_879,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 31_884,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -73,7 +73,7 @@ def test_bash_completes_the_options_of_a_command(
 
 
 @pytest.mark.parametrize("words", [
-    "doctor", "train --recipe tiny --dry-run", "sweep grpo --task addition --budget 1 --out no-such --dry-run",
+    "doctor", "train --recipe tiny --dry-run", "sweep grpo --task addition --budget 1 --out no --dry-run",
 ])  # fmt: skip
 def test_a_reader_who_has_seen_enough_ends_it_quietly(words: str) -> None:
     read_end, write_end = os.pipe()
