@@ -1,6 +1,7 @@
 """`sigmoid-rl view` beside a training: does the training get slower? In turns, within a run. [5 min]
 
   python -m bench beside                        a run of `tiny`, 400 steps, in 40 blocks
+  python -m bench beside --recipe demo --blocks 20 --steps 3    the default run, whose steps take seconds
 
 In every other block a page is open that asks as the browser's does: the runs and the newest rollouts every
 2 s, and the curve whenever it has been drawn anew; in the others the server is stopped. A pair is two

@@ -20,13 +20,10 @@ ROLES = (
 LOGS = "out.log", "err.log"
 METHOD: Final = "forkserver"
 CONTEXT = multiprocessing.get_context(METHOD)
-CONTEXT.set_forkserver_preload(
-    [  # vLLM excepted; whichever test starts the server
-        *(target.partition(":")[0] for target in ROLES),
-        "transformers.models.qwen3.modeling_qwen3",
-        "trainer.main",
-    ]
-)
+CONTEXT.set_forkserver_preload([  # vLLM excepted; whichever test starts the server
+    *(target.partition(":")[0] for target in ROLES),
+    "transformers.models.qwen3.modeling_qwen3", "trainer.main",
+])  # fmt: skip
 
 
 class Forked:

@@ -27,9 +27,9 @@ def test_it_says_which_release_it_is(capsys: pytest.CaptureFixture[str]) -> None
 def test_nobody_is_told_to_install_it_from_pypi_where_it_is_not() -> None:
     root = Path(__file__).parents[2]
     texts = [root / "README.md", *(p for d in ("docs", "trainer", "kernels") for p in (root / d).rglob("*"))]
-    told = [p for p in texts if p.suffix in (".py", ".md") and "pip install" in p.read_text()]
-    assert len(told) > 9  # "pip install '.[train]'", in the checkout
-    assert not [p for p in told if re.search(r"pip install ['\"`]?sigmoid-rl", p.read_text())]
+    pages = [p for p in texts if p.suffix in (".py", ".md") and "pip install" in p.read_text()]
+    assert len(pages) > 9  # "pip install '.[train]'", in the checkout
+    assert not [p for p in pages if re.search(r"pip install ['\"`]?sigmoid-rl", p.read_text())]
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *import_module(CURVE).COMMANDS])

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from trainer.cli import fail
 from trainer.config import ConfigError
 from trainer.scaling.layout import short_names
 from trainer.view.state import RunState, open_run
@@ -39,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _export(runs, Path(args.export))
         return _serve(runs, args.port)
     except ConfigError as e:
-        return _fail(str(e), 2)
+        return fail(str(e), 2)
     except OSError as e:
-        return _fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
+        return fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,11 +80,6 @@ def _serve(runs: Sequence[RunState], port: int) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         asyncio.run(serve(View(runs, token, port), listener))
     return 0
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"error: {''.join(c if c.isprintable() else '·' for c in message)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":
