@@ -28,7 +28,7 @@ from trainer.launcher.placement import assign
 from trainer.launcher.supervisor import RoleDied, Supervisor
 from trainer.main import follow, main
 from trainer.messages import Event
-from trainer.roles import STOPS
+from trainer.roles import STOPS, stop_signals
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
 CONFIG = having(Config(), pipeline={"steps": 10}, logging={"tensorboard": False})
@@ -87,6 +87,18 @@ def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_p
     assert process.returncode == 0, out
     assert "stopping after this step" in out and "Traceback" not in out
     assert not any(log.read_text() for log in (tmp_path / "logs").iterdir())
+
+
+def test_under_nohup_the_end_of_the_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as came:
+            for stop in STOPS:
+                signal.raise_signal(stop)
+        assert came == [signal.SIGINT, signal.SIGTERM]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
