@@ -20,17 +20,17 @@ def token_weights(
     tokens (GRPO). prompt: mean over prompts of the mean over all tokens of a prompt (ScaleRL, arXiv
     2510.13786). sum: 1. Completions and prompts without a loss token are not counted.
     """
-    n, group = (torch.as_tensor(x, dtype=torch.int64) for x in (lengths, prompts))
+    n, group = (torch.as_tensor(x) for x in (lengths, prompts))
+    for name, x in {"lengths": n, "prompts": group}.items():
+        if x.is_floating_point() and x.numel():  # an empty list is one of floats
+            raise ValueError(f"{name}: expected whole numbers, given {x.dtype}")
     if n.dim() != 1 or n.shape != group.shape or bool((n < 0).any()):
-        raise ValueError(
-            "expected lengths ≥ 0 and prompts, one of each per completion, "
-            f"given shapes {tuple(n.shape)} and {tuple(group.shape)}"
-            + (f", least length {int(n.min())}" if n.numel() else "")
-        )
-    if aggregation not in get_args(Aggregation):
-        raise ValueError(
-            f"aggregation is {aggregation!r}; expected one of {', '.join(get_args(Aggregation))}"
-        )
+        least = f", least length {int(n.min())}" if n.numel() else ""
+        shapes = f"given shapes {tuple(n.shape)} and {tuple(group.shape)}{least}"
+        raise ValueError(f"expected lengths ≥ 0 and prompts, one of each per completion, {shapes}")
+    if aggregation not in (known := get_args(Aggregation)):
+        raise ValueError(f"aggregation is {aggregation!r}; expected one of {', '.join(known)}")
+    n, group = n.long(), group.long()
     share = {  # index of the unit to which each completion belongs; all units have the same weight
         "token": torch.zeros_like(n),
         "sample": torch.arange(len(n), device=n.device),

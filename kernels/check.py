@@ -98,6 +98,12 @@ def check_term(term: Term, n: int) -> Term:
     return term
 
 
+def refuse_text(**options: object) -> None:
+    """ValueError if one is text, such as a setting that was read from a file."""
+    if wrong := [f"{name} is {x!r}" for name, x in options.items() if isinstance(x, str)]:
+        raise ValueError(f"{wrong[0]}; expected a number")
+
+
 def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
     """(N,) 1/temperature, in the type in which logits are accumulated."""
     n = hidden.shape[0]

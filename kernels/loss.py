@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import op
-from .check import check_shapes, inverse
+from .check import check_shapes, inverse, refuse_text
 from .operands import Reduce, operands
 from .settings import DEFAULT, RowKernel, register, traced
 from .term import KL, Objective, SequenceObjective
@@ -77,6 +77,7 @@ def policy_loss(
     """
     if (kl is None) != (logprobs_ref is None):
         raise ValueError("kl and logprobs_ref go together: give both or neither")
+    refuse_text(entropy_bonus=entropy_bonus, softcap=softcap, temperature=temperature, chunk_rows=chunk_rows)
     check_shapes(
         hidden, weight, logits_dtype, targets=targets, logprobs_gen=logprobs_gen, advantages=advantages,
         token_weights=token_weights, logprobs_ref=logprobs_ref, sequences=sequences,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .backends import capturing, launching
-from .check import check_log_probs, check_shapes, check_values, inverse
+from .check import check_log_probs, check_shapes, check_values, inverse, refuse_text
 from .head import LMHead
 from .op import weighted_rows
 from .operands import Reduce, operands, shard_offset
@@ -53,6 +53,7 @@ def linear_logprob(
     once. With a `group`, every rank must compute the same loss. `policy_loss` needs 6NHV for its losses, and
     documents the arguments and errors.
     """
+    refuse_text(softcap=softcap, temperature=temperature, chunk_rows=chunk_rows)
     check_shapes(hidden, weight, logits_dtype, targets=targets)
     hidden, weight = operands(hidden, weight, group, reduce)
     settings = _settings(softcap, logits_dtype, exact, weight_parts, chunk_rows, group, backend)

@@ -111,7 +111,7 @@ class GMPO:
     high: float = 0.4
 
     def __post_init__(self) -> None:
-        check_fields("GMPO", self.low >= 0 <= self.high, "low, high ≥ 0", low=self.low, high=self.high)
+        check_fields(self, lambda: self.low >= 0 <= self.high, "low, high ≥ 0", "low", "high")
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -164,7 +164,7 @@ class OutsideBand:
     negative: bool = False
 
     def __post_init__(self) -> None:
-        check_fields("OutsideBand", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
+        check_fields(self, lambda: 0 <= self.low < self.high, "0 ≤ low < high", "low", "high")
 
     def __call__(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -184,7 +184,7 @@ class SecondMoment:
     threshold: float = 0.04
 
     def __post_init__(self) -> None:
-        check_fields("SecondMoment", self.threshold >= 0, "a number, 0 or more", threshold=self.threshold)
+        check_fields(self, lambda: self.threshold >= 0, "a number, 0 or more", "threshold")
 
     def __call__(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -260,7 +260,7 @@ class KLCov:
     coefficient: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields("KLCov", 0 < self.share <= 1, "0 < share ≤ 1", share=self.share)
+        check_fields(self, lambda: 0 < self.share <= 1, "0 < share ≤ 1", "share")
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor

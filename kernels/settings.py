@@ -53,30 +53,24 @@ class Settings:
         return next((name for name in TWO_PASSES_ONLY if getattr(self, name)), "")
 
     def __post_init__(self) -> None:
-        known = callable(self.objective) or isinstance(self.objective, SequenceObjective)
-        makers = [entry.make for entry in OBJECTIVES.values()]
-        if not known or isinstance(self.objective, type) or self.objective in makers:
-            raise ValueError(f"objective: expected an objective such as CISPO(), given {self.objective!r}")
-        for name, kind in (("kl", KL), ("group", dist.ProcessGroup)):
-            if not isinstance(value := getattr(self, name), kind | None):
-                raise ValueError(f"{name}: expected a {kind.__name__}, or None, given {value!r}")
-        if not math.isfinite(self.entropy_bonus):
-            raise ValueError(f"entropy_bonus is {self.entropy_bonus}; expected a number")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise ValueError(f"softcap is {self.softcap}; expected a number above 0, or None")
-        if self.chunk_rows is not None and self.chunk_rows < 1:
-            raise ValueError(f"chunk_rows is {self.chunk_rows}; expected at least 1")
-        if self.weight_parts not in (2, 3):
-            raise ValueError(f"weight_parts is {self.weight_parts}; expected 2 or 3")
-        if self.row_kernel not in get_args(RowKernel):
-            expected = ", ".join(get_args(RowKernel))
-            raise ValueError(f"row_kernel is {self.row_kernel!r}; expected one of {expected}")
+        item, makers = self.objective, [entry.make for entry in OBJECTIVES.values()]
+        known = not isinstance(item, type) and (callable(item) or isinstance(item, SequenceObjective))
+        for name, holds, expected in (
+            ("objective", known and item not in makers, "an objective such as CISPO()"),
+            ("kl", isinstance(self.kl, KL | None), "a KL, or None"),
+            ("group", isinstance(self.group, dist.ProcessGroup | None), "a ProcessGroup, or None"),
+            ("entropy_bonus", math.isfinite(self.entropy_bonus), "a number"),
+            ("softcap", self.softcap is None or 0 < self.softcap < math.inf, "a number above 0, or None"),
+            ("chunk_rows", self.chunk_rows is None or self.chunk_rows >= 1, "at least 1"),
+            ("weight_parts", self.weight_parts in (2, 3), "2 or 3"),
+            ("row_kernel", self.row_kernel in get_args(RowKernel), f"one of {get_args(RowKernel)}"),
+        ):
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         if self.row_kernel in ("single-pass", "fused-epilogue") and (wrong := self.needs_two_passes):
             raise ValueError(f"row_kernel {self.row_kernel!r} does not support {wrong}; use 'two-pass'")
         if self.row_kernel == "fused-epilogue" and self.logits_dtype != torch.float32:
-            raise ValueError(
-                "row_kernel 'fused-epilogue' has no logits to round to logits_dtype; use 'single-pass'"
-            )
+            raise ValueError("'fused-epilogue' rounds no logits to logits_dtype; use 'single-pass'")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,6 +8,8 @@ Importing this module, or those of the objectives, does not import torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
@@ -59,11 +61,13 @@ def ratio_of(logp: Tensor, logprobs_gen: Tensor) -> Tensor:
     return (logp - logprobs_gen).clamp(max=80.0).exp()
 
 
-def check_fields(name: str, holds: bool, expected: str, **settings: float | None) -> None:
-    """ValueError unless the settings hold."""
-    if not holds:
-        values = ", ".join(f"{key} is {value}" for key, value in settings.items())
-        raise ValueError(f"{name}: {values}; expected {expected}")
+def check_fields(item: object, holds: Callable[[], bool], expected: str, *names: str) -> None:
+    """ValueError unless the settings with these names hold; text, which cannot be compared, does not."""
+    with suppress(TypeError):
+        if holds():
+            return
+    values = ", ".join(f"{name} is {getattr(item, name)!r}" for name in names)
+    raise ValueError(f"{type(item).__name__}: {values}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,8 @@ class KL:
 
     def __post_init__(self) -> None:
         known = get_args(Estimator)
-        if self.estimator not in known:
-            raise ValueError(f"KL: estimator is {self.estimator!r}; expected one of {', '.join(known)}")
-        check_fields("KL", math.isfinite(self.coefficient), "a number", coefficient=self.coefficient)
+        check_fields(self, lambda: self.estimator in known, f"one of {', '.join(known)}", "estimator")
+        check_fields(self, lambda: math.isfinite(self.coefficient), "a number", "coefficient")
 
     def __call__(self, logp: Tensor, logp_ref: Tensor, logprobs_gen: Tensor) -> tuple[Tensor, Tensor]:
         """(k, dk/d log π), each (N,), without the coefficient."""

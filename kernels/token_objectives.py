@@ -25,7 +25,7 @@ class CISPO:
     max_ratio: float = 4.0
 
     def __post_init__(self) -> None:
-        check_fields("CISPO", self.max_ratio > 0, "a number above 0, or math.inf", max_ratio=self.max_ratio)
+        check_fields(self, lambda: self.max_ratio > 0, "a number above 0, or math.inf", "max_ratio")
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = ratio_of(logp, logprobs_gen)
@@ -84,9 +84,8 @@ class Clip:
     dual: float = math.inf
 
     def __post_init__(self) -> None:
-        valid = 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1
-        expected = "0 ≤ low ≤ 1, high ≥ 0, dual > 1"
-        check_fields("Clip", valid, expected, low=self.low, high=self.high, dual=self.dual)
+        expected, names = "0 ≤ low ≤ 1, high ≥ 0, dual > 1", ("low", "high", "dual")
+        check_fields(self, lambda: 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1, expected, *names)
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = ratio_of(logp, logprobs_gen)
@@ -128,7 +127,7 @@ class IcePop:
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        check_fields("IcePop", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
+        check_fields(self, lambda: 0 <= self.low < self.high, "0 ≤ low < high", "low", "high")
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = ratio_of(logp, logprobs_gen)
@@ -155,9 +154,9 @@ class DPPO:
     max_ratio: float = math.inf
 
     def __post_init__(self) -> None:
-        numbers = {"low": self.low, "high": self.high, "max_ratio": self.max_ratio}
-        valid = self.low >= 0 and self.high >= 0 and self.max_ratio > 0 and self.divergence in ("tv", "kl")
-        check_fields("DPPO", valid, "low, high ≥ 0, max_ratio > 0, divergence tv or kl", **numbers)
+        check_fields(self, lambda: self.low >= 0 <= self.high, "low, high ≥ 0", "low", "high")
+        check_fields(self, lambda: self.max_ratio > 0, "a number above 0, or math.inf", "max_ratio")
+        check_fields(self, lambda: self.divergence in ("tv", "kl"), "divergence tv or kl", "divergence")
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         term = CISPO(self.max_ratio)(logp, logprobs_gen, advantages)
@@ -190,7 +189,7 @@ class DRPO:
     delta: float = 12.5
 
     def __post_init__(self) -> None:
-        check_fields("DRPO", self.delta > 0, "a number above 0", delta=self.delta)
+        check_fields(self, lambda: self.delta > 0, "a number above 0", "delta")
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = ratio_of(logp, logprobs_gen)
@@ -213,8 +212,7 @@ class SAPO:
     negative: float = 1.05
 
     def __post_init__(self) -> None:
-        valid = self.positive > 0 and self.negative > 0
-        check_fields("SAPO", valid, "numbers above 0", positive=self.positive, negative=self.negative)
+        check_fields(self, lambda: self.positive > 0 < self.negative, "both above 0", "positive", "negative")
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = ratio_of(logp, logprobs_gen)

@@ -34,6 +34,7 @@ def test_no_token_has_no_weight(aggregation: Any, lengths: list[int]) -> None:
     [
         (([1, 2], [0]), r"one of each per completion, given shapes \(2,\) and \(1,\)"),
         (([1, -2], [0, 0]), "least length -2"),
+        (([1.5, 2], [0, 0]), "lengths: expected whole numbers, given torch.float32"),
         (([1], [0], "mean"), "aggregation is 'mean'; expected one of token, sample, prompt, sum"),
     ],
 )
