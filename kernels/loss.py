@@ -70,8 +70,7 @@ def policy_loss(
     row_kernel     Triton: "two-pass", "single-pass", "fused-epilogue"; "auto": see docs/kernels.md.
     chunk_rows     rows of logits in memory at a time: 128 MiB; on CUDA 8,192, or more in half of free memory.
     drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
-    group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each
-                   rank gets the full loss and d_hidden, and d_weight of its shard.
+    group          ranks, each with its shard of the vocabulary as `weight`; each gets the whole d_hidden.
     reduce         how ranks combine a DTensor's gradient: "mean", which is FSDP2's default, or "sum".
     backend        "cpu", "triton" or "torch"; by default the device's, see `backend_info`.
     """
