@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Literal
 
 from kernels.objectives import OBJECTIVES, BuiltIn
@@ -13,6 +14,8 @@ from trainer.config.values import (
     PositiveInt,
     Range,
 )
+
+UNBOUND = {"max_ratio": 4.0, "mask_low": 0.5, "mask_high": 5.0}  # the bounds beside a loss without its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +68,16 @@ class CriticConfig:
 class ObjectiveConfig:
     loss: str = "cispo"
     """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft` (supervised: on completions of the data, docs/sft.md), `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`. All: {losses}."""
-    max_ratio: Annotated[float, Range(above=0, most=math.inf)] = 4.0
-    """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis`, `seq_tis` and `mismatch: truncate`."""
-    clip_low: float | None = None
+    max_ratio: Annotated[float, Range(above=0, most=math.inf)] | None = None
+    """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis`, `seq_tis` and `mismatch: truncate`. null: the loss's own (4; tis and seq_tis 2), which the run's config.yaml then has as a number."""
+    clip_low: Annotated[float, Range(0, most=1)] | None = None
     """ε⁻ of the clip: ratios below 1 − ε⁻ are clipped. null: the loss's own (.2; gspo 3e-4; gmpo .4, of the log-ratio; dppo .2 and dppo_kl .05, of the divergence; clip_cov 1)."""
-    clip_high: float | None = None
+    clip_high: Annotated[float, Range(0, most=math.inf)] | None = None
     """ε⁺ of the clip: ratios above 1 + ε⁺ are clipped. null: the loss's own (.2; dapo .28; gspo 4e-4; others as clip_low)."""
-    mask_low: NonNegativeFloat = 0.5
-    """Least ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep."""
-    mask_high: Annotated[float, Range(above=0, most=math.inf)] = 5.0
-    """Greatest ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep."""
+    mask_low: NonNegativeFloat | None = None
+    """Least ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep. null: .5, as with max_ratio."""
+    mask_high: Annotated[float, Range(above=0, most=math.inf)] | None = None
+    """Greatest ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep. null: the loss's own (5; seq_mis 2), as with max_ratio."""
     anchor: Literal["generator", "recomputed"] = "generator"
     """Denominator of the ratio: the generator's log-probs (ScaleRL), or those that the learner recomputes before its first step on the data. With one step per batch the latter ratio is always 1."""
     mismatch: Literal["none", "truncate", "mask"] = "none"
@@ -99,6 +102,13 @@ class ObjectiveConfig:
     """Groups generated for a batch at most with `resample`, in batches; then it is trained as it is."""
     drop_truncated: bool = False
     """Leave completions cut at the token limit out of the loss (not one of ScaleRL's eight choices). Their rewards count in the group mean; zero variance is judged without them."""
+
+    def __post_init__(self) -> None:
+        entry = self.built_in or BuiltIn(dict)
+        usual = {key: signature(entry.make).parameters[name].default for key, name in entry.settings.items()}
+        for key, bound in UNBOUND.items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, usual.get(key, bound))
 
     @property
     def built_in(self) -> BuiltIn | None:
@@ -171,21 +181,16 @@ def _loss_problem(objective: ObjectiveConfig) -> str:
     """The error in the loss and its own settings; empty if there is none."""
     loss, built_in = objective.loss, objective.built_in
     settings = {} if built_in is None else built_in.settings
-    low, high = objective.clip_low, objective.clip_high
     module, _, function = loss.partition(":")
     if built_in is None and not (module and function.isidentifier()):
         return f"loss {loss!r}: expected one of {', '.join(OBJECTIVES)}, or module:function"
-    if (low is not None or high is not None) and "clip_low" not in settings:
+    if objective.loss_settings.keys() & {"clip_low", "clip_high"} and "clip_low" not in settings:
         return (
             f"clip_low and clip_high are of {', '.join(losses_with('clip_low'))}, and of icepop with anchor "
             f"recomputed; given with loss {loss} and anchor {objective.anchor}"
         )
-    if low is not None and not 0 <= low <= 1:
-        return f"clip_low is {low}; expected 0 to 1"
-    if high is not None and not high >= 0:
-        return f"clip_high is {high}; expected 0 or more"
     masks = "mask_low" in settings or objective.token_mismatch == "mask" or objective.sequence_mask != "none"
-    if masks and objective.mask_low >= objective.mask_high:
+    if masks and objective.loss_settings["mask_low"] >= objective.loss_settings["mask_high"]:
         return f"expected mask_low < mask_high, given {objective.mask_low} and {objective.mask_high}"
     return ""
 
@@ -217,9 +222,7 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
     if objective.supervised and (wrong := _of_samples(objective)):
         return f"loss sft trains on the data's completions, of which there is {wrong}"
     if over_sequences and objective.has_critic:
-        return (
-            f"{loss} needs one advantage a completion, and a critic gives one a token; set critic.body none"
-        )
+        return f"{loss} needs one advantage a completion, a critic gives one a token; set critic.body none"
     grouped = objective.advantage_norm == "group" or objective.zero_variance == "resample"
     if grouped and (objective.has_critic or (objective.kl.coefficient and objective.kl.place == "reward")):
         return (
@@ -233,10 +236,7 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
             "own, to which the weight of its loss makes no difference; expected 0.5, the default"
         )
     if critic.body == "shared" and critic.dtype != "float32":
-        return (
-            f"critic.dtype is {critic.dtype}, but a shared body has model.dtype and its value head "
-            "is float32; expected critic.dtype float32, or critic.body own"
-        )
+        return f"critic.dtype is {critic.dtype}; expected float32, as a shared body's head has, or critic.body own"
     return ""
 
 

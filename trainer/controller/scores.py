@@ -67,10 +67,10 @@ def mismatch_weight(rollout: Rollout, scores: TokenScores | None, objective: Obj
     """
     if objective.token_mismatch == "none" or scores is None or scores.logprobs is None:
         return np.ones(len(rollout.token_ids), np.float32)
-    ratio = np.exp(np.minimum(scores.logprobs - rollout.logprobs_gen, 80))
+    ratio, bounds = np.exp(np.minimum(scores.logprobs - rollout.logprobs_gen, 80)), objective.loss_settings
     if objective.token_mismatch == "truncate":
-        return np.minimum(ratio, np.float32(objective.max_ratio))
-    inside = (objective.mask_low <= ratio) & (ratio <= objective.mask_high)
+        return np.minimum(ratio, np.float32(bounds["max_ratio"]))
+    inside = (bounds["mask_low"] <= ratio) & (ratio <= bounds["mask_high"])
     return np.where(inside, ratio, np.float32(0))
 
 

@@ -12,11 +12,11 @@ from trainer.config import ConfigError, ObjectiveConfig
 
 def make_objective(config: ObjectiveConfig) -> Objective | SequenceObjective:
     """The objective that the settings name. ConfigError if it is the user's own and cannot be called."""
-    objective, kind = _unmasked(config), config.sequence_mask
+    objective, kind, bounds = _unmasked(config), config.sequence_mask, config.loss_settings
     if kind == "none":
         return objective
-    high = math.inf if kind == "negative" else config.mask_high
-    rule = OutsideBand(config.mask_low, high, mean=kind != "product", negative=kind == "negative")
+    high = math.inf if kind == "negative" else bounds["mask_high"]
+    rule = OutsideBand(bounds["mask_low"], high, mean=kind != "product", negative=kind == "negative")
     return Masked(objective, rule)
 
 

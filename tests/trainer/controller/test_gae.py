@@ -123,7 +123,7 @@ SHARED = replace(CRITIC, body="shared", dtype="float16")
         (NO_CRITIC | {"zero_variance": "resample"}, "kl.place reward does not go"),
         (NO_CRITIC | {"advantage_norm": "group"}, "kl.place reward does not go"),
         ({"loss": "gspo"}, "gspo needs one advantage a completion"),
-        ({"critic": SHARED}, "critic.dtype is float16, but a shared body has model.dtype"),
+        ({"critic": SHARED}, "critic.dtype is float16; expected float32, as a shared body"),
         ({"critic": replace(CRITIC, coefficient=0.1)}, "critic.coefficient is 0.1, but a value network"),
     ],
 )

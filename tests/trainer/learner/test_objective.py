@@ -137,6 +137,7 @@ def test_every_loss_is_the_kernels_objective_with_the_settings_given() -> None:
     assert made.keys() == OBJECTIVES.keys()
     for loss, objective in made.items():
         assert make_objective(settings(loss=loss, **BOUNDS).objective) == objective
+        assert make_objective(ObjectiveConfig(loss=loss)) == OBJECTIVES[loss].make()
     assert make_objective(settings(loss="ppo", clip_low=0.1).objective) == kernels.Clip(0.1, 0.2)
     assert make_objective(settings(loss="icepop", anchor="recomputed").objective) == clips
     dppo = settings(loss="dppo", clip_low=0.1, clip_high=0.3).objective
