@@ -1,6 +1,5 @@
 """`sigmoid-rl COMMAND ...`, or `python -m trainer COMMAND ...`: every command of the project."""
 
-import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if name in curve:
         if argv is None:  # this is the process's own work
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
+            import_module(CURVE).as_process()
         return int(import_module(CURVE).main([name, *words]))
     sys.argv[1:] = words
     return int(import_module(COMMANDS[name][0]).main() or 0)

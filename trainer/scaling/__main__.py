@@ -37,6 +37,13 @@ COMMANDS = {  # the module of each command is imported only to run it or to show
 }
 
 
+def as_process() -> None:
+    """Have `| head` end this process without a traceback, and its workers end with it where a signal does."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: success, also if the data do not identify the ceiling. 2: wrong input."""
 
@@ -66,5 +73,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
+    as_process()
     sys.exit(main())

@@ -6,6 +6,7 @@ to a budget and fitted as a user would fit them, and the fit says how precisely 
 
 import math
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -148,7 +149,8 @@ def simulate(
     plans = [(budget, n) for budget in budgets for n in evaluations]
     tasks = [(prospect, i, budget, n, within) for budget, n in plans for i in range(len(prospect.sigmoids))]
     outcomes = []
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:  # starts on first use
+    context, ignored = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)  # we end them
+    with ProcessPoolExecutor(workers, context, signal.signal, ignored) as pool:  # starts on first use
         for outcome in map(_trial, tasks) if workers == 1 else pool.map(_trial, tasks, chunksize=4):
             outcomes.append(outcome)
             progress()

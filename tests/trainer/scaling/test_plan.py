@@ -1,6 +1,12 @@
 """Promises of plan: what identifies a ceiling and what does not, costs by hand, the same every time."""
 
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +15,7 @@ import pytest
 from helpers.commands import Command
 from simulated import PAPER, with_rewards, write
 
+from trainer.gpus import cpu_cores
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import COMMANDS, main
 from trainer.scaling.plan import Cell, after_pilot, cheapest, like_pilots, prior, simulate
@@ -146,6 +153,21 @@ def test_two_processes_find_what_one_finds() -> None:
     seen = []
     both = simulate(prospect, [9000], [8], workers=2, progress=lambda: seen.append(1))
     assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
+
+
+@pytest.mark.skipif(len(cpu_cores()) < 2, reason="on one core it starts no processes")
+def test_without_a_terminal_it_says_how_long_it_takes_and_a_signal_ends_its_processes_too() -> None:
+    line = shlex.split(f"{sys.executable} -m trainer plan --c-mid 2500 --r0 0.3 --runs 30")
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stderr is not None
+        assert re.fullmatch(r"90 of 630 runs simulated, \d+\.\d min left\n", process.stderr.readline())
+        process.terminate()
+        rest = process.communicate(timeout=60)[1]  # until the last of its processes has ended
+        assert process.returncode == 143 and re.fullmatch("(\\d+ of 630 .* left\n)*", rest), rest
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_command_prints_the_table_and_the_cheapest_plan(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, ClassVar
@@ -12,23 +13,12 @@ from rich.progress import Progress
 from trainer.config import ConfigError
 from trainer.config.values import Range
 from trainer.gpus import cpu_cores
+from trainer.scaling import plan
 from trainer.scaling.commands import Json, ReadCommand, sources, write_json
 from trainer.scaling.curve.fit import Fit
 from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.layout import Block, Rows, amount, grouped, interval, paragraph
-from trainer.scaling.plan import (
-    A_RANGE,
-    CHANCE,
-    WITHIN,
-    Cell,
-    Prospect,
-    after_pilot,
-    cheapest,
-    is_known,
-    like_pilots,
-    prior,
-    simulate,
-)
+from trainer.scaling.plan import Cell, Prospect
 from trainer.scaling.reading.options import ABOVE_0, Options, ReadOptions, flag
 from trainer.scaling.reading.read import Reading, read_inputs, same_unit
 
@@ -67,7 +57,7 @@ class Plans(Options):
     """numbers of evaluations to try, equally spaced, after a pilot"""
     eval_cost: Annotated[float, "C", Range(0)] = 0.0
     """cost of one evaluation, in the unit of compute (default: 0)"""
-    within: Annotated[float, "D", ABOVE_0] = WITHIN
+    within: Annotated[float, "D", ABOVE_0] = plan.WITHIN
     """A is known if its 90% interval reaches no further than this"""
     runs: Annotated[int, "N", Range(5)] = 24
     """simulated runs for each plan"""
@@ -99,7 +89,7 @@ class Command(Plans, Assumptions, ReadCommand):
         seen = prospect.seen.points
         scale, multiples = (seen[-1].compute, (1.25, *BUDGETS[1:])) if seen else (prospect.C_mid, BUDGETS)
         cells = [] if known else self._simulate(prospect, [scale * x for x in self.budgets or multiples])
-        best = cheapest(cells)
+        best = plan.cheapest(cells)
         autocorrelated = max(prospect.correlation_length, prospect.autocorrelation) > 0
         content = {"unit": unit, "within": self.within, "noise": prospect.noise, "runs": self.runs}
         content |= {"known": known, "autocorrelated": autocorrelated}
@@ -136,14 +126,14 @@ class Command(Plans, Assumptions, ReadCommand):
             raise ConfigError(
                 "plan: give the run or file of a pilot, or your assumptions as --c-mid and --r0"
             )
-        low, high, A = self.c_mid[0], self.c_mid[-1], self.a or A_RANGE
+        low, high, A = self.c_mid[0], self.c_mid[-1], self.a or plan.A_RANGE
         if len(self.c_mid) > 2 or low > high:
             span = " ".join(f"{x:g}" for x in self.c_mid)
             raise ConfigError(f"--c-mid {span}: expected a compute above 0, or LOW HIGH with 0 < LOW ≤ HIGH")
         if not 0 <= self.r0 < A[0] <= A[1] <= 1:
             raise ConfigError(f"--r0 {self.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
         rho = self.autocorrelation or 0.0
-        prospect = prior((low, high), self.r0, self.noise or 0.005, self.runs, A, autocorrelation=rho)
+        prospect = plan.prior((low, high), self.r0, self.noise or 0.005, self.runs, A, autocorrelation=rho)
         C_mid = amount(low)
         if low < high:
             C_mid = f"from {C_mid} to {amount(high)} (the multiples below are of {amount(prospect.C_mid)})"
@@ -159,8 +149,8 @@ class Command(Plans, Assumptions, ReadCommand):
         """The prospect of one pilot, or of a new run like several; True if it leaves nothing to plan."""
         curves, known, end = [reading.curve for reading in readings], False, ""
         if len(readings) == 1:
-            prospect, fit = after_pilot(curves[0], self.runs, self.noise)
-            fits, known = [fit], is_known(fit, self.within)
+            prospect, fit = plan.after_pilot(curves[0], self.runs, self.noise)
+            fits, known = [fit], plan.is_known(fit, self.within)
             text = (
                 f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
                 f"{interval(fit.A, 'A', fit.identified)}"
@@ -169,7 +159,7 @@ class Command(Plans, Assumptions, ReadCommand):
                 end = " The errors of neighbouring points are correlated, also in the simulations."
             end += self._relative(fit.A.value - fit.R0.value)
         else:
-            prospect, fits = like_pilots(curves, self.runs, self.noise)
+            prospect, fits = plan.like_pilots(curves, self.runs, self.noise)
             A, C_mid = (_span([getattr(fit, name).value for fit in fits]) for name in ("A", "C_mid"))
             text = f"{len(fits)} pilots, and a new run like them: A {A}, C_mid {C_mid} {unit}, each with its "
             text += "own interval"
@@ -186,17 +176,23 @@ class Command(Plans, Assumptions, ReadCommand):
         return f" {meant}: for more precision, give a smaller --within."
 
     def _simulate(self, prospect: Prospect, budgets: Sequence[float]) -> list[Cell]:
-        """Simulate every plan, with a progress bar on standard error."""
-        evaluations = sorted(set(self.evaluations))
+        """Simulate every plan, with a progress bar on standard error, lines where that is no terminal."""
+        budgets, evaluations = sorted(set(budgets)), sorted(set(self.evaluations))
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: one core each
         fits = len(budgets) * len(evaluations) * len(prospect.sigmoids)
         workers = max(1, min(len(cpu_cores()), fits // 30))  # for fewer fits, starting a process takes longer
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("simulating", total=fits)
-            return simulate(
-                prospect, sorted(set(budgets)), evaluations, self.eval_cost, self.within, workers,
-                progress=lambda: bar.advance(task),
-            )  # fmt: skip
+        shown = (console := Console(stderr=True)).is_terminal
+        with Progress(console=console, transient=True, disable=not shown) as bar:
+            bar.add_task("simulating", total=fits)
+            (task,) = bar.tasks
+
+            def step() -> None:
+                bar.advance(task.id)
+                n, seconds = task.completed, task.time_remaining
+                if seconds and not shown and n % (fits // len(budgets)) == 0:
+                    print(f"{n} of {fits} runs simulated, {seconds / 60:.1f} min left", file=sys.stderr)
+
+            return plan.simulate(prospect, budgets, evaluations, self.eval_cost, self.within, workers, step)
 
     def _describe(
         self, cells: Sequence[Cell], best: Cell | None, scale: float, unit: str, more: str
@@ -216,13 +212,13 @@ class Command(Plans, Assumptions, ReadCommand):
         doubt = f"With {self.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)"
         if best is None:
             conclusion = (
-                f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, "
+                f"None of these plans reaches {plan.CHANCE:.0%}. Try larger --budgets or more --evaluations, "
                 "evaluate with less --noise (more samples), or accept less precision (--within)."
             )
             return Block(rows, paragraph(title, ""), [conclusion, f"{doubt}."])
         cost = f", {amount(best.cost)} with the cost of evaluations" if self.eval_cost else ""
         conclusion = (
-            f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
+            f"The cheapest plan that reaches {plan.CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
             f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
             f"evaluations: {best.chance:.0%}."
         )
