@@ -67,6 +67,7 @@ REWARDS = {
     # OpenRLHF
     "eval/eval_default_pass1": "train/reward eval/eval_default_pass4",
     "eval/eval_aime_pass1": "train/reward eval/eval_aime_pass4",
+    "test/env/all/reward/total": "env/all/reward/total env/all/correct optim/entropy",  # tinker-cookbook
     "validation/accuracy": "train/reward",
     "Accuracy": "gpu_hours accuracy_std format_accuracy",
 }
@@ -98,6 +99,8 @@ UNCLEAR = {
     "loss": "no column is recognized as a reward; set --reward-column to one of loss, step",
     "format_accuracy answer_accuracy": "several columns could be the reward; set --reward-column to one of "
         "answer_accuracy, format_accuracy",
+    "env/all/reward/total loss": "of the training batches, set --reward-column to one of env/all",
+    "eval_mean_token_accuracy loss": "no column is recognized as a reward; set",
     "answer_accuracy loss": "if you mean that of the training batches, set --reward-column to one of answer_",
 }  # fmt: skip
 

@@ -60,6 +60,21 @@ def test_older_dicts_are_read_and_without_bars_nothing_is_made_up(tmp_path: Path
     assert pairs(reading_of(log, "--compute-column", "epoch").curve) == [(3, 0.3), (6, 0.6), (9, 0.9)]
 
 
+@pytest.mark.parametrize("early", [2, 5, 9])
+def test_dicts_that_a_program_wrote_late_get_steps_by_their_number(early: int, tmp_path: Path) -> None:
+    """A program's output in a file comes in blocks, and the bars, which are errors, at once."""
+    bars = [f" {i}%|#   | {i}/12 [00:01<00:02,  1.2s/it]\r" for i in range(13)]
+    others = [f"{i}% {i}/99 [00:01]\r" for i in (*range(40), *range(40))]
+    dicts = [f"{{'loss': {i}, 'reward': {i / 10}, 'epoch': 0.0}}\n" for i in range(1, 7)]
+    dicts.insert(3, "{'eval_loss': 1, 'eval_reward': 0.5}\n")
+    log = tmp_path / "a.log"
+    log.write_text("".join([*bars[:early], *dicts[:3], *others, *bars[early:], *dicts[3:]]))
+    reading = reading_of(log, "--reward-column", "reward")
+    assert pairs(reading.curve) == [(2 * i, i / 10) for i in range(1, 7)]
+    assert reading.compute == "'step (counted)'"
+    assert pairs(reading_of(log, "--reward-column", "eval_reward").curve) == [(6, 0.5)]
+
+
 @pytest.mark.parametrize("name", ["a.log", "a.txt"])
 def test_tables_whose_cells_look_like_dicts_are_no_console(name: str, tmp_path: Path) -> None:
     rows = [{"step": i, "eval/reward": i / 10, "config": "{'lr': 0.1}"} for i in range(7)]
@@ -113,3 +128,22 @@ def test_a_notebooks_tables_are_read_and_several_are_runs(tmp_path: Path) -> Non
     (tmp_path / "c.ipynb").write_text("[1]")
     with pytest.raises(ConfigError, match="it is no notebook"):
         reading_of(tmp_path / "c.ipynb")
+
+
+def test_without_tables_a_notebooks_cells_are_consoles_and_those_with_rewards_are_read(
+    tmp_path: Path,
+) -> None:
+    """A cell teaches a format, another one is trained by reward. Colab shows bars without their marks."""
+    first = "{'loss': 40, 'epoch': 1}\n"
+    rewards = [(i, i / 10) for i in range(1, 8)]
+    second = "".join(
+        f"{i}% {i}/7 [0:01<0:02]\n{{'loss': 1, 'reward': {r}}}\n{i}% {i}/7 [\n" for i, r in rewards
+    )
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [{"outputs": [{"text": [text]}]} for text in (first, second)]}))
+    with pytest.raises(ConfigError, match=r"set --reward-column to one of reward$"):
+        reading_of(path)
+    assert pairs(reading_of(path, "--reward-column", "reward").curve) == rewards
+    path.write_text(json.dumps({"cells": [{"outputs": [{"text": [first, first]}]}]}))
+    with pytest.raises(ConfigError, match=r"set --reward-column to one of epoch, loss$"):
+        reading_of(path)

@@ -11,23 +11,24 @@ TRAINED = r"(?:train|training|rollouts?)"
 SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
 AT = r"(?:@|_at_)"  # verl replaces @ for MLflow
 HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
-    r"eval/pass_rate",  # ours
-    rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",  # eval/reward, val_accuracy
-    rf"(?:.+/)?val-core/.+/mean{AT}\d+|{HELD_OUT}/.+/(?:avg|mean){AT}\d+",  # verl; prime-rl
-    rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
+    # ours; TRL's eval/reward, val_accuracy; verl's, prime-rl's, tinker-cookbook's; OpenRLHF's, TRL's
+    r"eval/pass_rate",
+    rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",
+    rf"(?:.+/)?val-core/.+/mean{AT}\d+|{HELD_OUT}/.+/(?:avg|mean){AT}\d+|{HELD_OUT}/env/all/reward/total",
+    rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_](?!.*token_).*{SCORE}s?(?:[/_]mean)?",
 )
 # The second is a part of an answer's score, if there is no plain one; value: TensorBoard's CSV.
 PLAIN_REWARD = (
-    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value", rf"(?!{TRAINED}[/_])\w+_accuracy",
+    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value", rf"(?!{TRAINED}[/_]|.*token_)\w+_accuracy",
 )  # fmt: skip
-TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
+TRAINING = rf"(?:{TRAINED}|critic|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean|env/.+/total"
 PLAIN_OR_TRAINING = "|".join((*PLAIN_REWARD, TRAINING))
 REWARD = "|".join((*HELD_OUT_REWARD, PLAIN_OR_TRAINING))
 TRAINED_BESIDE = (
     r"(?:.+/)?(?:(?:policy_|pg_|training )?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
 )
 STEPS = (
-    r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
+    r"steps?(?: \(counted\))?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
     r"train(?:ing)?_step", r"iteration", r"(?:grpo|ppo|rl|sft|policy|optim(?:izer)?|update|gradient)_steps?",
 )  # fmt: skip
 LEDGER, FLOPS = "compute/total", "compute/flops"  # of our runs: device-hours and what was done in them
@@ -70,7 +71,7 @@ LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, *TIMES, r"(?:.+/)?ep
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
 LIKELY = {  # words in the names that a message lists first
     "--reward-column": r"reward|score|acc|pass|solve|success|correct",
-    "--compute-column": r"compute|[gc]pu|core[_ -]?h|flop|flos|hour|step",
+    "--compute-column": r"compute|[gc]pu|core[_ -]?h|flop|flos|hour|step(?!.*per_sec)|epoch|iter",
     "--time-column": r"time|timing|(?<!per_)sec|hour|min(?:ute)?s?$|(?<![a-z])date|elapsed|clock",
     "--se-column": r"(?:^|[_/])(?:se|sem|std)|err",
 }

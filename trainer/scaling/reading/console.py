@@ -5,9 +5,10 @@ import json
 import re
 from collections import Counter
 from contextlib import suppress
-from html.parser import HTMLParser
-from itertools import pairwise
+from html import unescape
+from itertools import accumulate, pairwise
 
+from trainer.scaling.layout import grouped
 from trainer.scaling.reading.columns import STEPS, matching
 from trainer.scaling.reading.values import Row
 
@@ -15,8 +16,9 @@ CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that mo
 STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
 INITIAL = re.compile(r"Initial validation metrics: (\{[^{}]+\})")  # of verl, before step 1
 VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
-# A progress bar of tqdm; a dict of transformers, at the begin of a line or behind a bar.
-BAR_OR_DICT = re.compile(r"\| *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
+# A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
+BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
+CELL, TAG = re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.DOTALL), re.compile(r"<[^>]*>")
 
 
 def console(text: str) -> list[Row]:
@@ -51,9 +53,20 @@ def _transformers(text: str) -> list[Row]:
     step = None
     for number in range(len(rows), 0, -1):
         step = steps.get(number, step)
-        if step is not None:
-            rows[number - 1] = {"step": step, **rows[number - 1]}
-    return rows
+        rows[number - 1] = {"step": step, **rows[number - 1]}
+    trained = pairwise(row for row in rows if "loss" in row)
+    late = bars and any(a["step"] == b["step"] and a != b for a, b in trained)
+    return _counted(rows, bars) if late else rows
+
+
+def _counted(rows: list[Row], bars: list[tuple[int, int, int]]) -> list[Row]:
+    """Rows that were written long after their bars, as into a file, with steps that are equally far apart."""
+    by_total = grouped((total, count) for _, count, total in bars)
+    once = [counts for counts in by_total.values() if counts == sorted(counts)]  # evaluations count again
+    last = max(once, key=lambda counts: len(set(counts)), default=[0])[-1]
+    logged = list(accumulate("loss" in row for row in rows))
+    counted = [round(last * n / logged[-1]) if once else None for n in logged]
+    return [row | {"step": None, "step (counted)": n} for row, n in zip(rows, counted, strict=True)]
 
 
 def _dict(text: str) -> Row:
@@ -67,43 +80,27 @@ def _dict(text: str) -> Row:
 
 
 def notebook(text: str) -> list[Row]:
-    """The tables with a column of steps in the output of a notebook's cells; several are runs."""
+    """The tables with a column of steps in a notebook's cells, else what these printed; several are runs."""
     tables: list[list[Row]] = []
+    printed: list[list[Row]] = []
     content = json.loads(text)
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise ValueError("it is no notebook: it has no list of cells")
     for cell in content["cells"]:
-        for output in cell.get("outputs") or ():
-            page = _Tables()
-            page.feed("".join((output.get("data") or {}).get("text/html") or ()))
-            for header, *lines in filter(None, page.tables):
-                if any(matching(name, header) for name in STEPS):
-                    tables.append([dict(zip(header, line, strict=False)) for line in lines])
+        outputs = cell.get("outputs") or ()
+        page = "".join("".join((output.get("data") or {}).get("text/html") or ()) for output in outputs)
+        for header, *lines in filter(None, _tables(page)):
+            if any(matching(name, header) for name in STEPS):
+                tables.append([dict(zip(header, line, strict=False)) for line in lines])
+        printed.append(console("".join("".join(output.get("text") or ()) for output in outputs)))
+    tables = tables or list(filter(None, printed))
     if len(tables) < 2:
         return tables[0] if tables else []
     return [{"run": f"table {i}", **row} for i, rows in enumerate(tables, 1) for row in rows]
 
 
-class _Tables(HTMLParser):
-    """Collects the cells of all tables: `tables` has the text of each row's cells."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self._cell = False
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr" and self.tables:
-            self.tables[-1].append([])
-        elif tag in ("td", "th") and self.tables and self.tables[-1]:
-            self._cell = True
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._cell &= tag not in ("td", "th", "tr", "table")
-
-    def handle_data(self, data: str) -> None:
-        if self._cell:
-            self.tables[-1][-1][-1] += data.strip()
+def _tables(page: str) -> list[list[list[str]]]:
+    """The text of the cells of each row of each table."""
+    tables = re.findall("<table.*?</table>", page, re.DOTALL)
+    rows = [[CELL.findall(row) for row in table.split("<tr")[1:]] for table in tables]
+    return [[[unescape(TAG.sub("", cell)).strip() for cell in row] for row in table] for table in rows]

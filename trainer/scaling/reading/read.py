@@ -113,10 +113,11 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
     except ModuleNotFoundError as e:
         raise ConfigError(f"{path}: to read it, {e.name} is missing: pip install '.[logs]'") from e
     try:
-        reward = options.reward_column
-        with_reward = {run for run, rows in tables.items() if names.reward_columns(_columns(rows), reward)}
+        columns = {run: _columns(rows) for run, rows in tables.items()}
+        chosen = [run for run in columns if names.reward_columns(columns[run], options.reward_column)]
+        chosen = chosen or [run for run in columns if names.matching(names.PLAIN_OR_TRAINING, columns[run])]
+        chosen = chosen or list(columns)
         prefix = f"{file}/" if file == path.parent else f"{path}: "
-        chosen = [run for run in tables if run in with_reward or not with_reward]
         trained = names.matching(names.TRAINED, chosen) if names.matching(names.HELD_OUT, chosen) else []
         readings = {
             run: _reading(f"{prefix}{run}" if run else str(path), path, file, tables[run], options)
@@ -179,10 +180,10 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
 def _all_at_once(rows: list[Row], columns: list[str], options: ReadOptions) -> str:
     """All options that the run needs, to paste, with the likeliest columns; empty if it is one at most."""
     flags, rewards = [], names.reward_columns(columns, options.reward_column)
-    if len(rewards) != 1 and options.reward_column is not None:
-        return ""  # the error says which columns it may be
     if len(rewards) != 1:
         rewards = names.likeliest(names.reward_candidates(columns))
+        if options.reward_column is not None or not names.likely(rewards[0], "--reward-column"):
+            return ""  # the error says which columns it may be
         flags.append(f"--reward-column {shlex.quote(rewards[0])}")
     asked = (options.compute_column, options.devices, options.gpu_hours_per_step)
     with suppress(ConfigError, ValueError, IndexError):  # a cell that is no number; no such column
