@@ -169,8 +169,9 @@ def _best(log: Log, options: ReadOptions) -> tuple[str, str, Values]:
 
 
 def _unknown(meaning: str, log: Log) -> ConfigError:
-    listed = names.listed(log.columns, "--compute-column")
-    return ConfigError(f"no column is recognized as {meaning}; set --compute-column to one of {listed}")
+    listed = names.listed([c for c in log.columns if c != log.reward], "--compute-column")
+    advice = f"set --compute-column to one of {listed}" if listed else "add the steps, or the compute"
+    return ConfigError(f"no column is recognized as {meaning}; {advice}")
 
 
 def _ledger_unit(path: Path) -> str | None:
