@@ -125,11 +125,10 @@ def open_run(folder: Path, name: str) -> RunState:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         steps = int(config["pipeline"]["steps"])
     except FileNotFoundError as e:
-        raise ConfigError(
-            f"{folder} holds no run (no config.yaml); expected a folder such as runs/demo-0"
-        ) from e
+        raise ConfigError(f"{folder} holds no run (no config.yaml); expected one such as runs/demo-0") from e
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as e:
-        raise ConfigError(f"{folder / 'config.yaml'} is not a run's configuration: {type(e).__name__}") from e
+        problem = " ".join(f"expected a number as pipeline.steps ({type(e).__name__}: {e})".split())
+        raise ConfigError(f"{folder / 'config.yaml'} is not a run's configuration: {problem}") from e
     return RunState(folder, name, steps, Rollouts(folder / "journal"))
 
 
