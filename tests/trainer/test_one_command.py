@@ -84,6 +84,15 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(words: str) -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("name", ["merge", "view"])
+def test_a_missing_argument_is_one_clear_line(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sigmoid-rl", name])
+    assert main() == 2
+    assert re.fullmatch("error: the following arguments are required: .*\n", capsys.readouterr().err)
+
+
 def test_what_is_no_command_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "error: there is no command 'trian'; did you mean train?\n"

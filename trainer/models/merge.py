@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trainer.cli import Parser, fail
 from trainer.config import ConfigError
 from trainer.models.lora import merged, read_adapter
 from trainer.models.resolve import resolve_model
@@ -43,7 +44,7 @@ def merge(folder: Path, out: Path, base: str = "") -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0, or 2 with one line for what cannot be merged."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.models.merge", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -54,12 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--base", default="", help="model folder or name (default: the one the adapter names)"
     )
-    options = parser.parse_args(argv)
     try:
+        options = parser.parse_args(argv)
         merge(options.adapter, options.out, options.base)
     except ConfigError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
+        return fail(str(e), 2)
     print(f"wrote {options.out}")
     return 0
 

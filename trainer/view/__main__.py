@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from trainer.cli import fail
+from trainer.cli import Parser, fail
 from trainer.config import ConfigError
 from trainer.scaling.layout import short_names
 from trainer.view.state import RunState, open_run
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="sigmoid-rl view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run")
