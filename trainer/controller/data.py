@@ -97,8 +97,8 @@ def load_prompts(
         skipped += more
     if not train:
         raise ConfigError(
-            f"{config.source}: {len(data.train | data.held_out)} different prompts; data.held_out takes "
-            f"{config.held_out} and at least one must be left to train on: lower data.held_out"
+            f"{config.source}: {(n := len(data.train | data.held_out))} different prompt{'s' * (n != 1)}; "
+            f"data.held_out takes {config.held_out}; one must be left to train on: lower data.held_out"
             + (" or raise data.size" if config.size else "")
             + "; to evaluate only, name it in evaluation.sets or ask python -m trainer.evaluate"
         )

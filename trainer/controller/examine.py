@@ -52,9 +52,9 @@ def examine(config: Config) -> tuple[list[str], int]:
 def _lines(source: str, one: TaskConfig | SetConfig) -> list[str]:
     """Lines about a source by itself."""
     if is_here(source):
-        reader = Reader(one.data, NoTokenizer(), check=check_of(one.verifier))
-        data = read(source, reader, math.inf, 0)
-        return [f"data: {len(data.train)} different prompts in {source}", *(s.line for s in data.skipped)]
+        data = read(source, Reader(one.data, NoTokenizer(), check=check_of(one.verifier)), math.inf, 0)
+        n = len(data.train)
+        return [f"data: {n} different prompt{'s' * (n != 1)} in {source}", *(s.line for s in data.skipped)]
     if source.startswith((GENERATED, HUB)) or FUNCTION.fullmatch(source):
         return [f"data: {source}, which only a run reads"]
     return [f"data: {source} is not on this machine, so it is not checked"]

@@ -333,7 +333,7 @@ def known_size(path: str) -> ModelSize | None:
 def describe(config: Config, devices: Devices, size: ModelSize | None, gpu: float | None) -> str:
     """Device split and memory estimate, as --dry-run prints them."""
     workers = sum(config.scored[name].verifier.workers for name in set(config.scorers.values()))
-    others = f"{workers} verifier workers; new weights by {weight_push(config, devices)}"
+    others = f"{workers} verifier worker{'s' * (workers != 1)}; new weights by {weight_push(config, devices)}"
     split = f"devices: {devices.describe()}; {others}"
     if size is None:
         unknown = f"{config.model.path} is not on this machine yet, so its size is not known"

@@ -282,7 +282,7 @@ def test_a_dry_run_examines_the_files_that_are_here(
     for more, says in (
         (
             ["--data.held_out", "30"],
-            "takes 30 and at least one must be left to train on: lower data.held_out",
+            "takes 30; one must be left to train on: lower data.held_out",
         ),
         (["--data.answer_column", "solution"], "a.jsonl:1: no column 'solution'"),
     ):

@@ -277,6 +277,7 @@ def test_gpus_of_unknown_memory_are_not_checked_and_that_is_said(gpu: float | No
 
 def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
     text = memory.describe(Config(), ONE, SIZES["smollm2-135m"], None)
+    assert "; 1 verifier worker; " in text
     assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
     assert "learner rank: weights, gradients" in text and "together, at most" in text
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30  # a control group may allow less
