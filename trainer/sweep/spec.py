@@ -125,8 +125,15 @@ class Sweep:
         return [run for seed in zip(*self.groups.values(), strict=True) for run in seed]
 
     def check(self) -> dict[str, Launch]:
-        """Each recipe's launch. ConfigError, one line, if anything is wrong."""
+        """Each recipe's launch. ConfigError, one line, if anything is wrong, or the folder is not of this
+        sweep, to which recipes, values of axes and seeds may be added."""
         self.check_whole()
+        if (self.folder / ASKED).is_file():
+            before = load(self.folder)
+            before.check_whole()
+            self.check_extends(before)
+        elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
+            raise ConfigError(f"{self.folder} is in use already, and not by a sweep; give another --out")
         if wrong := [n for n in self.points if not re.fullmatch(NAME, n)]:
             raise ConfigError(f"recipe {wrong[0]!r}: expected a name {NAME_CHARACTERS}")
         if self.rungs and not self.budget:
@@ -178,21 +185,11 @@ class Sweep:
             raise ConfigError(f"{before.folder} is of a sweep with {what}; more may be added, not fewer")
 
     def claim(self, configs: dict[str, Config]) -> IO[str]:
-        """Write sweep.yaml, and hold the folder's lock until the returned file is closed.
-
-        ConfigError if the folder is not this sweep's: recipes, values of axes and seeds may be added.
-        """
-        asked = self.folder / ASKED
-        if asked.is_file():
-            before = load(self.folder)
-            before.check_whole()
-            self.check_extends(before)
-        elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
-            raise ConfigError(f"{self.folder} is in use already, and not by a sweep; give another --out")
+        """Write sweep.yaml, and hold the folder's lock until the returned file is closed."""
         lock = lock_folder(self.folder, "--out")
         content = {k: _plain(v) for k, v in asdict(self).items() if k != "folder"}
         content["differing"] = differing(configs)
-        write_atomic(asked, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        write_atomic(self.folder / ASKED, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         for name in ("jobs", "logs"):
             (self.folder / name).mkdir(exist_ok=True)
         return lock

@@ -254,6 +254,7 @@ def test_more_may_be_added_to_a_sweep_and_another_folder_is_refused(
         (["--budget", "0.2", "--", "--learner.lr", "1"], "of another sweep: its overrides is"),
         (["--budget", "0.2", "--seeds", "2"], "of a sweep with 3 seeds; more may be added, not fewer"),
         (["--budget", "0.2", "--out", str(tmp_path)], "is in use already, and not by a sweep"),
+        (["--budget", "0.2", "--out", str(tmp_path), "--dry-run"], "is in use already, and not by a sweep"),
     ):
         capsys.readouterr()
         assert main([*more, "--out", str(folder), *change]) == 2
