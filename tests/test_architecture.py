@@ -117,7 +117,7 @@ CEILINGS = {
     "scaling": 6_586,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
     "evaluate": 531,
     "view": 799,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
-    "serve": 568,  # an HTTP server over the engine pool; 93 scores by a command
+    "serve": 569,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
     "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK

@@ -16,6 +16,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from trainer import cli
@@ -53,10 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, name = flags.pop("score"), flags.pop("name")
         if importlib.util.find_spec("aiohttp") is None:
             raise ConfigError("aiohttp is missing: pip install '.[train]'")
-        if not (token := os.environ.get(TOKEN, "")):
-            token = secrets.token_urlsafe(24)
-            print(f"token {token} (${TOKEN} is not set)", file=sys.stderr)
-        serve(plan(what, flags, out, Endpoint(host, port, token), command, name))
+        endpoint = Endpoint(host, port, os.environ.get(TOKEN) or secrets.token_urlsafe(24))
+        serve(plan(what, flags, out, endpoint, command, name))
         return 0
     except ConfigError as e:
         return cli.fail(str(e), 2)
@@ -89,14 +88,16 @@ def serve(plan: Plan) -> None:
         print(devices.describe(), file=sys.stderr)
         run = plan.endpoint.run or config.run_dir
         start = {"path": plan.model, "endpoint": plan.endpoint, "served_run": run}
-        Supervisor(config, plan.model, devices, start, _show, SERVER).run()
+        Supervisor(config, plan.model, devices, start, partial(_show, plan.endpoint), SERVER).run()
     if scoring := plan.endpoint.scoring:
         print(f"the scores are in {scoring.folder / RESULTS}, as eval/{scoring.name}/…", file=sys.stderr)
 
 
-def _show(role: str, message: object) -> None:
-    """Print a note of a role."""
+def _show(endpoint: Endpoint, role: str, message: object) -> None:
+    """Print a note of a role; with the one that the server listens, the token, if it is new."""
     if isinstance(message, Event) and message.kind == "note":
+        if message.data["text"].startswith(f"serving {endpoint.name} at ") and not os.environ.get(TOKEN):
+            print(f"token {endpoint.token} (${TOKEN} is not set)", file=sys.stderr)
         print(printable(message.data["text"]), file=sys.stderr, flush=True)
 
 
