@@ -91,7 +91,7 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_086,  # 18 a fallen run goes on more slowly, another recipe;
+    "launcher": 2_087,  # 18 a fallen run goes on more slowly, another recipe;
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher

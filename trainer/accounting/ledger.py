@@ -133,7 +133,8 @@ class Ledger:
         return {r: booked.get((r, "idle"), 0.0) / booked.get((r, "total"), 1.0) for r in self.devices}
 
     def to_json(self) -> dict[str, Any]:
-        """The ledger as written to ledger.json: `states` in device-seconds, `seconds` in wall seconds."""
+        """The ledger as written to ledger.json: `states` in device-seconds, `seconds` in wall seconds, of all
+        processes; `devices` are those of the newest, whose number may be another."""
         roles = {}
         for role in dict.fromkeys([*self._past_roles, *self._seconds]):
             past = self._past_roles.get(role, {"wall_s": 0.0, "states": {}, "seconds": {}})

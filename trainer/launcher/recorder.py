@@ -21,7 +21,7 @@ from trainer.launcher.terminal import View
 from trainer.launcher.warning_signs import SIGNS, Guards
 from trainer.messages import Event, Keep, Pace, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import EVENTS, checkpoints, kept_at, origin, record_end
+from trainer.run_folder import EVENTS, checkpoints, devices_by_role, kept_at, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.earlier import learn
 from trainer.scaling.forecast import backtest, describe_recommendation, error_at_2x, forecast, reason_to_stop
@@ -185,7 +185,8 @@ class Recorder:
     def _catch_up(self, books: Mapping[str, Any], version: int, lines: Set[tuple[int, bool]]) -> None:
         """Record what the controller has logged and a killed launcher did not record; then delete the log."""
         log, last, new = self.run_dir / EVENTS, books["clock"]["end"], self.ledger
-        ledger = self.ledger = Ledger(new.devices, new.unit, last, books)
+        devices = devices_by_role(str(self.run_dir)) or new.devices  # those of the killed process
+        ledger = self.ledger = Ledger(devices, books["unit"], last, books)
         for record in read_lines(log) if log.exists() else ():
             event = Event(**record)
             step, began = event.data.get("step", 0), event.time - event.data.get("seconds", 0.0)

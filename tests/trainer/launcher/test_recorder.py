@@ -403,8 +403,8 @@ def test_compute_that_nobody_recorded_is_without_evaluations(tmp_path: Path) -> 
     one.ledger.write(tmp_path)
     evaluation = evaluated(1, one.start + 3700, seconds=3600.0)
     log(tmp_path, Event("training_begins", one.start, {}), steps[0], evaluation, *steps[1:])
-    again = make(tmp_path, 2)  # step 3 is made again, and its compute was spent
-    cores, books = sum(again.ledger.devices.values()), again.ledger.to_json()
+    again = make(tmp_path, 2, devices=99)  # step 3 is made again, and its compute was spent, on the old cores
+    cores, books = sum(one.ledger.devices.values()), again.ledger.to_json()
     lines = rows(tmp_path)
     assert [row["step"] for row in lines] == [1, 1, 2] and lines[1]["eval/pass_rate"] == 0.5
     assert [row["compute/total"] * HOUR / cores for row in lines] == pytest.approx([100, 100, 1900])
