@@ -36,7 +36,7 @@ def policy_loss(
     weight: Tensor,  # (V, H): the LM head, tied or not
     targets: Tensor,  # (N,) token ids
     *,
-    logprobs_gen: Tensor,  # (N,) nats: the generator's log-probs
+    logprobs_gen: Tensor,  # (N,) nats, 0 at most, which is not checked: the generator's log-probs
     advantages: Tensor,  # (N,)
     token_weights: Tensor,  # (N,) already normalised, see `token_weights`
     objective: Objective | SequenceObjective | None = None,  # CISPO(max_ratio=4) by default
