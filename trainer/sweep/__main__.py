@@ -62,6 +62,8 @@ class Arguments(Options):
     keep_curves: Annotated[Path | None, "DIR"] = None
     """copy the curve of each run (a few kB) here, from which `table` makes the results again, and from which
     a sweep in a new --out goes on: runs that ended are not trained again"""
+    write: bool = False
+    """with `table` and a folder of kept curves: write report and pictures there, too"""
 
     def sweep(self, recipes: Sequence[str], overrides: tuple[str, ...]) -> Sweep:
         """The sweep that is asked for; without recipes, that of the folder."""
@@ -115,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         curves = arguments.keep_curves
         code = 0 if table else _train(sweep, arguments.executor_of(sweep), curves)
         if code < 128:
-            print(write_results(sweep, arguments.compute_column))
+            print(write_results(sweep, arguments.compute_column, arguments.write))
         if curves:
             keep_curves(sweep, curves)
     except ConfigError as e:

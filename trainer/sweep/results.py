@@ -29,8 +29,9 @@ INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
 
 
-def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
-    """Write results.json, table.txt, report.html and pictures into the sweep's folder; returns the table."""
+def write_results(sweep: Sweep, compute_column: str | None = None, write: bool = False) -> str:
+    """Write results.json, table.txt, report.html and pictures into the sweep's folder; returns the table. A
+    folder of kept curves, which may be one of documents, gets them only with `write`."""
     status, (groups, short) = load_status(sweep.folder), read(sweep, compute_column)
     costs, cost = cost_of(sweep, status)
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
@@ -54,6 +55,8 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     if short:
         notes.append(f"Left out, with fewer than {MIN_POINTS} evaluations: {', '.join(short)}.")
     text = "\n\n".join([*texts, *(paragraph(note, "") for note in (*notes, *stopped(status, sweep), cost))])
+    if sweep.curves_only and not write:
+        return text
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if runs:
@@ -85,8 +88,7 @@ def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, lis
 
 def _evaluations(rows: Sequence[Mapping[str, Any]]) -> int:
     """The number of evaluations after the start."""
-    steps = {row["step"] for row in rows if "eval/pass_rate" in row and float(row["compute/total"]) > 0}
-    return len(steps)
+    return len({row["step"] for row in rows if "eval/pass_rate" in row and float(row["compute/total"]) > 0})
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:

@@ -164,6 +164,12 @@ def test_the_results_can_be_on_flops(
     assert [curve.points[-1].compute for curve in curves] == pytest.approx([1e12 * LAST] * 9)
     assert main(["table", str(kept), "--compute-column", "compute/flip"]) == 2  # the command passes it on
     assert "compute/flip" in capsys.readouterr().err
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    assert main(["table", str(kept), "--compute-column", "compute/flops"]) == 0
+    table = capsys.readouterr().out
+    assert "FLOPs" in table and {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    assert main(["table", str(kept), "--compute-column", "compute/flops", "--write"]) == 0
+    assert (kept / "table.txt").read_text() == table and (kept / "curves.png").stat().st_size
 
 
 def test_no_path_of_this_machine_is_kept(folder: Path) -> None:
