@@ -63,7 +63,7 @@ def test_older_dicts_are_read_and_without_bars_nothing_is_made_up(tmp_path: Path
 @pytest.mark.parametrize("early", [2, 5, 9])
 def test_dicts_that_a_program_wrote_late_get_steps_by_their_number(early: int, tmp_path: Path) -> None:
     """A program's output in a file comes in blocks, and the bars, which are errors, at once."""
-    bars = [f" {i}%|#   | {i}/12 [00:01<00:02,  1.2s/it]\r" for i in range(13)]
+    bars = [f" {i}%|#   | {i}/13 [00:01<00:02,  1.2s/it]\r" for i in range(14)]
     others = [f"{i}% {i}/99 [00:01]\r" for i in (*range(40), *range(40))]
     dicts = [f"{{'loss': {i}, 'reward': {i / 10}, 'epoch': 0.0}}\n" for i in range(1, 7)]
     dicts.insert(3, "{'eval_loss': 1, 'eval_reward': 0.5}\n")
@@ -73,6 +73,28 @@ def test_dicts_that_a_program_wrote_late_get_steps_by_their_number(early: int, t
     assert pairs(reading.curve) == [(2 * i, i / 10) for i in range(1, 7)]
     assert reading.compute == "'step (counted)'"
     assert pairs(reading_of(log, "--reward-column", "eval_reward").curve) == [(6, 0.5)]
+
+
+LINES = {  # of prime-rl, MiniMind, an own loop, slime
+    "Reward": "16:43:07 SUCCESS Step {0} | Time: 7.4s | Reward: 0.{0} | Seq. Length: 104.9 tokens/sample",
+    "reward": "Epoch:[1/1]({0}/9751), Reward: 0.{0}, KL_ref: -0.0010, Learning Rate: 0.000003",
+    "acc": "[qwen_8B] {0}/100 | loss=-0.2703 | acc={0}.0%",
+    "raw_reward": "(Ray pid=1) [2026-07-20 17:53:24] data.py:193 - rollout {0}: {{'rollout/rewards': 1e-9, "
+    "'rollout/raw_reward': 0.{0}}}",
+}
+
+
+@pytest.mark.parametrize("reward", LINES)
+def test_lines_with_a_step_and_named_values_are_read_those_of_evaluations_apart(
+    reward: str, tmp_path: Path
+) -> None:
+    lines = [
+        f"{LINES[reward].format(i)}\n[Eval] step {i}/99: accuracy: 0.5 (8 of 16)\n" for i in range(10, 17)
+    ]
+    log = tmp_path / "a.log"
+    log.write_text("Loading 2/2: 100%\nStep 3 of the guide: install, run\n" + "".join(lines))
+    assert pairs(reading_of(log, "--reward-column", reward).curve) == [(i, i / 100) for i in range(10, 17)]
+    assert reading_of(log).reward_column == "eval/accuracy"
 
 
 @pytest.mark.parametrize("name", ["a.log", "a.txt"])

@@ -103,14 +103,12 @@ def reward_column(columns: Sequence[str], choice: str | None) -> str:
     rewards, candidates = reward_columns(columns, None), reward_candidates(columns)
     if len(rewards) == 1:
         return rewards[0]
-    why = "several columns could be the reward"
-    input_alone = " (for one input alone: RUN@reward=NAME)" if rewards else ""
-    if not rewards and matching(PLAIN_OR_TRAINING, columns):
-        why = "no column is recognized as a held-out reward; if you mean that of the training batches"
-    elif not rewards:
-        why = "no column is recognized as a reward"
-    comma = "," if "if you" in why else ";"
-    raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}{input_alone}")
+    why, input_alone = "several columns could be the reward;", " (for one input alone: RUN@reward=NAME)"
+    if not rewards:
+        why, input_alone = "no column is recognized as a reward;", ""
+        if matching(PLAIN_OR_TRAINING, columns):
+            why = "no column is recognized as a held-out reward; if you mean that of the training batches,"
+    raise ConfigError(f"{why} set --reward-column to one of {listed(candidates)}{input_alone}")
 
 
 def reward_candidates(columns: Sequence[str]) -> list[str]:
@@ -146,9 +144,8 @@ def summed(columns: Iterable[str], reward: str) -> list[str]:
 
 def other_rewards(columns: Sequence[str], chosen: str) -> list[str]:
     """Further held-out rewards, unless the chosen one is ours, whose name leaves no doubt."""
-    if matching(HELD_OUT_REWARD[0], [chosen]):
-        return []
-    return [c for c in columns if c != chosen and _is_held_out(c)]
+    others = [c for c in columns if c != chosen and _is_held_out(c)]
+    return [] if matching(HELD_OUT_REWARD[0], [chosen]) else others
 
 
 def compute_columns(columns: Sequence[str], choice: str | None) -> list[tuple[str, str]]:

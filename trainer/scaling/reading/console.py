@@ -13,9 +13,13 @@ from trainer.scaling.reading.columns import STEPS, matching
 from trainer.scaling.reading.values import Row
 
 CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that moves
-STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
+STEP = r"(?m)()(?:^|[\s)])step:(\d+)() - (\S.*)"  # of verl, after ray's `(TaskRunner pid=1) `
+# `[eval] Step 3 | acc: 0.5`; `Epoch:[1/1](3/9), Reward: 2`; slime's `rollout 3: {'rollout/raw_reward': 0.5}`.
+ANY_STEP = r"(?mi)^(.*?)(?:\b(?:step|rollout|eval|iter\w*)[ :#]*(\d+)(?:/\d+)?|[(\s](\d+)/\d+)\W*\s(\S.*)"
+BETWEEN = re.compile(r" - |, | ?\| ?|\s+(?=[\w/]+=)")
 INITIAL = re.compile(r"Initial validation metrics: (\{[^{}]+\})")  # of verl, before step 1
-VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
+NUMBER = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?%?|nan|inf)"
+VALUE = re.compile(rf"\W*([^\W\d].*?)['\"]? ?[:=] ?(?:np\.\w+\()?({NUMBER})[)}}\]]*s?(?:\s.*)?")
 # A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
 BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
 CELL, TAG = re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.DOTALL), re.compile(r"<[^>]*>")
@@ -24,15 +28,16 @@ CELL, TAG = re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.DOTALL), re.compile(r"
 def console(text: str) -> list[Row]:
     """The rows of a console log; none if it holds no metrics."""
     plain = CONTROLS.sub("", text).replace("\r", "\n")
-    return _verl(plain) or _transformers(plain)
+    return _lines(plain, STEP) or _transformers(plain) or _lines(plain, ANY_STEP)
 
 
-def _verl(text: str) -> list[Row]:
-    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3`, and the metrics before step 1."""
+def _lines(text: str, form: str) -> list[Row]:
+    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike, and verl's before step 1."""
     rows: list[Row] = [{"step": 0, **_dict(metrics)} for metrics in INITIAL.findall(text)]
-    for step, metrics in STEP.findall(text):
-        pairs = (VALUE.fullmatch(part) for part in metrics.split(" - "))
-        rows.append({"step": int(step), **{p[1]: float(p[2]) for p in pairs if p}})
+    for head, step, count, metrics in re.findall(form, text):
+        kind = "eval/" if re.search("(?i)eval|valid|test", head) else ""
+        pairs = (VALUE.fullmatch(part) for part in BETWEEN.split(metrics))
+        rows.append({"step": int(step or count), **{kind + p[1]: p[2] for p in pairs if p}})
     return [row for row in rows if len(row) > 1]
 
 
@@ -65,8 +70,9 @@ def _counted(rows: list[Row], bars: list[tuple[int, int, int]]) -> list[Row]:
     once = [counts for counts in by_total.values() if counts == sorted(counts)]  # evaluations count again
     last = max(once, key=lambda counts: len(set(counts)), default=[0])[-1]
     logged = list(accumulate("loss" in row for row in rows))
-    counted = [round(last * n / logged[-1]) if once else None for n in logged]
-    return [row | {"step": None, "step (counted)": n} for row, n in zip(rows, counted, strict=True)]
+    for row, n in zip(rows, logged, strict=True):  # a program that was killed has not written its last dicts
+        row |= {"step": None, "step (counted)": last // logged[-1] * n or None}
+    return rows
 
 
 def _dict(text: str) -> Row:

@@ -223,9 +223,7 @@ def _json_lines(text: str) -> list[Row]:
 def _json(text: str) -> list[Row]:
     """A list of objects, also as `log_history` (transformers' trainer_state.json), or lists by column."""
     content = json.loads(text) if text.strip() else []
-    if isinstance(content, dict) and isinstance(content.get("log_history"), list):
-        content = content["log_history"]
-    if isinstance(content, dict):
+    if isinstance(content, dict) and not isinstance(content := content.get("log_history", content), list):
         columns = {k: list(v.values()) if isinstance(v, dict) else v for k, v in content.items()}
         if not columns or not all(isinstance(v, list) for v in columns.values()):
             raise ValueError("it is neither a list of objects nor lists by column")
