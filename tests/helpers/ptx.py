@@ -19,6 +19,8 @@ from ptx_tasks import Groups, MBarrier, Task, TensorMap
 Mask = Array | None
 Step = Callable[["Warp", Mask], None]
 LANES = np.arange(32)
+ALL = np.ones(32, bool)
+"""The lanes of a warp that has not parted; others are another array."""
 PARAMETERS, SHARED, GLOBAL = 1 << 40, 0, 1 << 41
 """Addresses where the kernel's arguments, shared memory and tensors begin."""
 
@@ -44,6 +46,8 @@ class Kernel:
     """Offset and size of each argument, in bytes."""
     parameter_bytes: int = 0
     threads: int = 0
+    steps: list[Step] = field(default_factory=list)
+    """What each instruction does, once the kernel has been a program."""
 
     def places(self, *opcodes: str) -> list[int]:
         """Where instructions are in the code whose opcodes begin like one of these."""
@@ -113,7 +117,7 @@ class Warp:
     def __init__(self, number: int, block: "Block") -> None:
         self.number, self.block = number, block
         self.registers = Registers(block.program.width, block.noise)
-        self.at, self.active = 0, np.ones(32, bool)
+        self.at, self.active = 0, ALL
         self.parted: list[tuple[int, Array]] = []
         """Other groups of lanes that are elsewhere in the code."""
         self.waits = self.done = self.spins = False
@@ -127,7 +131,7 @@ class Warp:
         instruction, self.at = self.at, self.at + 1
         self.block.program.passed.add(instruction)
         try:
-            self.block.steps[instruction](self, None if self.active.all() else self.active)
+            self.block.steps[instruction](self, None if self.active is ALL else self.active)
         except PTXError as error:
             error.add_note(f"warp {self.number}: {self.block.kernel.code[instruction].text}")
             raise
@@ -135,7 +139,8 @@ class Warp:
     def _join(self) -> None:
         groups = [*self.parted, (self.at, self.active)]
         self.at = min((at in self.block.program.whole, at) for at, _ in groups)[1]
-        self.active = np.logical_or.reduce([lanes for at, lanes in groups if at == self.at])
+        lanes = np.logical_or.reduce([lanes for at, lanes in groups if at == self.at])
+        self.active = ALL if lanes.all() else lanes
         self.parted = [(at, lanes) for at, lanes in groups if at != self.at]
 
     def together(self, mask: Mask) -> None:
@@ -238,7 +243,7 @@ class Block:
             **{f"%ctaid.{x}": i for x, i in zip("xyz", self.place, strict=True)},
             **{f"%nctaid.{x}": i for x, i in zip("xyz", self.grid, strict=True)},
         }[name]  # fmt: skip
-        return np.broadcast_to(np.asarray(value, np.uint32), 32)
+        return np.full(32, value, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)

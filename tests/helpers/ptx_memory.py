@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+some = np.count_nonzero  # quicker than `any` of 32
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -50,9 +51,9 @@ class Shadow:
 
     def read(self, at: Array, a: Access) -> None:
         """Note a read of bytes at (n, bytes); RaceError if a write of them is not ordered before it."""
-        if self.pending[at].any():
+        if some(self.pending[at]):
             raise RaceError("a read and a copy that may still write")
-        if self._written(at, a).any():
+        if some(self._written(at, a)):
             raise RaceError("a read and another thread's write")
         stale = self.read_epoch[at] != a.epoch
         self.read_warps[at[stale]] = 0
@@ -65,15 +66,15 @@ class Shadow:
 
     def write(self, at: Array, a: Access, changed: Array) -> None:
         """Note a write, which changes these bytes; RaceError if another access is not ordered before it."""
-        if self.pending[at].any():
+        if some(self.pending[at]):
             raise RaceError("a write and a copy that may still write")
-        if (self._written(at, a) & changed).any():
+        if some(self._written(at, a) & changed):
             raise RaceError("two writes of different values")
         others = (self.read_warps[at] & ~(1 << a.warp)) != 0
         lanes = (self.read_lanes[at] & ~(1 << a.lanes)[:, None]) != 0
         unordered = (self.read_epoch[at] == a.epoch) & (others | (lanes & (self.read_sync[at] == a.sync)))
         block = self.read_block[at]
-        if (unordered | ((block != 0) & (block != a.block))).any():
+        if some(unordered | ((block != 0) & (block != a.block))):
             raise RaceError("a write and another thread's read")
         self.write_epoch[at], self.write_sync[at], self.write_block[at] = a.epoch, a.sync, a.block
         self.writer[at] = (32 * a.warp + a.lanes)[:, None]
@@ -82,7 +83,7 @@ class Shadow:
         """Where another thread's last write has no order with this access."""
         block = self.write_block[at]
         unordered, recent = (block != 0) & (block != a.block), self.write_epoch[at] == a.epoch
-        if recent.any():
+        if some(recent):
             writer = self.writer[at]
             neighbour = (writer % 32 != a.lanes[:, None]) & (self.write_sync[at] == a.sync)
             unordered |= recent & ((writer // 32 != a.warp) | neighbour)
@@ -116,7 +117,7 @@ class Memory:
         for i, value in enumerate(values):
             self.elements[size][at // size + i] = value
         for i, value in enumerate(values):
-            if (self.elements[size][at // size + i] != value).any():
+            if some(self.elements[size][at // size + i] != value):
                 raise RaceError("two lanes of a store")
         if self.shadow:
             self.shadow.write(where, a, self.bytes[where] != before)
@@ -169,10 +170,10 @@ class Memory:
     def offsets(self, addresses: Array, size: int) -> Array:
         """Offsets (n,) of accesses of `size` bytes; PTXError where one is outside or not aligned."""
         at = addresses.astype(np.int64) - self.base
-        if (at % size).any():
+        if some(at % size):
             raise PTXError(f"an address is no multiple of {size}")
-        if (at < 0).any() or (at + size > self.size).any():
+        if some(at.view(np.uint64) > self.size - size):  # or below 0
             raise PTXError("an address is outside of the memory")
-        if not (self.valid[at].all() and self.valid[at + size - 1].all()):
+        if some(~(self.valid[at] & self.valid[at + size - 1])):
             raise PTXError("an address is outside of every tensor")
         return at

@@ -85,7 +85,7 @@ def _float(name: str, modifiers: set[str]) -> Function:
         a, *rest = (flush(x).astype(np.float64) for x in operands)
         if name == "fma" and rounding == "rn":
             total = a * rest[0] + rest[1]
-            if not _may_round_twice(total).any():
+            if not np.count_nonzero(_may_round_twice(total)):
                 return flush(total.astype(np.float32))
         if name == "fma":
             total, error = _two_sum(a * rest[0], rest[1])

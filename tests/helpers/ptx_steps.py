@@ -18,13 +18,14 @@ def program(
 
     maps: the matrices whose TMA descriptors are at these addresses among the parameters.
     """
-    code, decoder = list(kernel.code), Decoder(kernel)
+    decoder = Decoder(kernel)
+    kernel.steps = kernel.steps or [decoder.step(x) for x in kernel.code]
+    steps, whole = list(kernel.steps), {i for i, x in enumerate(kernel.code) if ".sync" in x.opcode}
     for at in removed:
-        waits = code[at].opcode.startswith("mbarrier.try_wait")  # without it nothing is waited for
-        operands = (code[at].operands[0], "-1") if waits else ()
-        code[at] = Instruction("", "mov.pred" if waits else "nop", operands, "removed")
-    whole = {i for i, x in enumerate(code) if ".sync" in x.opcode}
-    return Program(kernel, shared, [decoder.step(x) for x in code], decoder.width, maps or {}, whole)
+        waits = kernel.code[at].opcode.startswith("mbarrier.try_wait")  # without it nothing is waited for
+        operands = (kernel.code[at].operands[0], "-1") if waits else ()
+        steps[at] = decoder.step(Instruction("", "mov.pred" if waits else "nop", operands, "removed"))
+    return Program(kernel, shared, steps, decoder.width, maps or {}, whole.difference(removed))
 
 
 class Decoder(AsyncSteps):
@@ -38,14 +39,15 @@ class Decoder(AsyncSteps):
         step = self._step(x)
         if not x.guard:
             return step
-        register, negated = x.guard.lstrip("!"), x.guard[0] == "!"
+        register, negated, branches = x.guard.lstrip("!"), x.guard[0] == "!", x.opcode.startswith("bra")
 
         def guarded(w: Warp, mask: Mask) -> None:
             wanted = w.registers[register] ^ negated
             wanted = wanted if mask is None else wanted & mask
-            if wanted.all():
+            lanes = np.count_nonzero(wanted)
+            if lanes == 32:
                 step(w, None)
-            elif wanted.any() or x.opcode.startswith("bra"):
+            elif lanes or branches:
                 step(w, wanted)
 
         return guarded
