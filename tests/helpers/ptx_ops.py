@@ -82,7 +82,8 @@ def _float(name: str, modifiers: set[str]) -> Function:
     flush = flushed if "ftz" in modifiers else lambda x: x
 
     def function(*operands: Array) -> Array:
-        a, *rest = (flush(x).astype(np.float64) for x in operands)
+        a, *rest = [flush(x) for x in operands]
+        a = a.astype(np.float64)  # and with it all that follows
         if name == "fma" and rounding == "rn":
             total = a * rest[0] + rest[1]
             if not np.count_nonzero(_may_round_twice(total)):
