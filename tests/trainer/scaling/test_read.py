@@ -261,7 +261,7 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
     ("a.csv", "step,wall,update\n1,2,.2\n", ["--reward-column", "update", "--devices", 8],
      "no column of time"),
     ("a.csv", "step,acc,x_time\n1,.2,3\n", ["--devices", 8], "--time-column to one of x_time, acc"),
-    ("a.csv", "b,acc,val-core,x_step\n1,.2,3,3\n", [], "--compute-column to one of x_step, acc, b"),
+    ("a.csv", "b,acc,val-core,x_step\n1,.2,3,3\n", [], "--compute-column to one of x_step, b, val-core"),
     ("a.csv", "step,eval/aime/acc\n1,.2\n", ["--reward-column", "aimr"],
      "no column 'aimr' (did you mean 'eval/aime/acc'?); set"),
     ("a.csv", "step,acc,hours\n1,.2,3\n", ["--devices", 8, "--time-column", "houts"], "mean 'hours'?"),

@@ -79,7 +79,8 @@ WRONG = {
     f"{KERNEL} peer --kernel-rates x.json": "expected the --out of `python -m bench kernels.compare`",
     "fit one.csv": "there is one point; expected several",
     "fit start.csv": "there is one point; expected several",
-    "fit infinite.csv": "at increasing compute. Evaluations without a finite reward, which are left out: 1.",
+    "fit infinite.csv": "held out. Evaluations without a finite reward, which are left out: 1.",
+    "fit late.csv": "compute. Computes with several evaluations, of which R is the mean: 1.",
     "fit alone.csv": "recognized as compute; add the steps, or the compute",
     "fit full.csv --json /nowhere/f.json": "there is no folder /nowhere",
     "fit full.csv --rewardcolumn x": "fit has no --rewardcolumn x; see python -m trainer.scaling fit --help",
@@ -115,6 +116,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one.csv").write_text("step,reward\n1,.2\n")
     (folder / "start.csv").write_text("step,reward\n0,.2\n")
     (folder / "infinite.csv").write_text("step,reward\n1,.2\n2,inf\n")
+    (folder / "late.csv").write_text("gpu_hours,eval/accuracy\n1,.2\ninf,.3\n")
     (folder / "alone.csv").write_text("reward\n.2\n.3\n")
     (folder / "x.json").write_text("{}")
     return folder

@@ -52,8 +52,8 @@ class Command(ForecastCommand):
         for reading, curve in zip(readings, curves, strict=True):
             if len(curve.evaluations) < 2:
                 points = "one point" if curve.evaluations else "no point"
-                text = f"{curve.name}: there is {points}; expected several, at increasing compute"
-                raise ConfigError(". ".join([text, *(x for x in reading.notes if "left out" in x)]))
+                text = f"{curve.name}: there is {points}; expected several, at increasing compute."
+                raise ConfigError(" ".join([text, *reading.notes]))
             fits.append(fit := self.fit(curve))
             test = backtest(curve, None, self.confidence, self.within, self.earlier)
             said = [explain(fit, curve.unit), describe_backtest(test, curve.unit)]
