@@ -250,7 +250,7 @@ WRONG: list[tuple[str, str | bytes, list[object], str]] = [
      "i, loss, x; all that it needs at once, such as --reward-column 'my score' --compute-column i "
      "--reward-range -1 3"),
     ("a.csv", "i,reward,loss\n1,20,.2\n2,30,.1\n", ["--reward-column", "reward"], "set --compute-column to "
-     "one of i, loss, reward; all that it needs at once, such as --compute-column i --reward-range 0 100"),
+     "one of i, loss; all that it needs at once, such as --compute-column i --reward-range 0 100"),
     ("a.csv", "once,i,reward,loss\n5,1,20,.2\n,2,30,.1\n", ["--reward-column", "reward"],
      "all that it needs at once, such as --compute-column i --reward-range 0 100"),
     ("a.csv", "_runtime,x_score\n1,.2\n2,.3\n", [], "--reward-column x_score --devices N"),
