@@ -75,6 +75,8 @@ def test_the_training_reward_of_trl_is_not_taken_for_a_held_out_one(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"of the training batches, set --reward-column to one of reward$"):
         reading_of(state)
     assert len(reading_of(state, "--reward-column", "reward").curve.points) == 6
+    evaluated = reading_of(write_trl(tmp_path / "once", trl_history()[2:4]))
+    assert says(evaluated, "Training rewards, left out: reward (--reward-column).")
 
 
 def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_not(tmp_path: Path) -> None:

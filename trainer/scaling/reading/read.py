@@ -127,8 +127,7 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
     short = [run for run, reading in readings.items() if len(reading.curve.points) < MIN_POINTS]
-    if len(short) == len(readings):
-        short = []
+    short = short if len(short) < len(readings) else []
     empty = [f.name for f in wandb_files(file) if not f.stat().st_size] if file.is_dir() else []
     left_out = {
         "Files without a byte, as a killed run leaves them, which are left out": empty,
@@ -158,14 +157,15 @@ def _reading(name: str, path: Path, file: Path, rows: list[Row], options: ReadOp
     if not points:
         beyond = f" from compute {options.drop_before:g} on (--drop-before)" if options.drop_before else ""
         raise ConfigError(f"no row holds {reward!r}{beyond}")
+    if len(points) == 1 and (rest := names.matching(names.PLAIN_OR_TRAINING, sorted({*columns} - {reward}))):
+        log.notes.append(f"Training rewards, left out: {', '.join(rest[:MAX_NAMED])} (--reward-column).")
     curve = curve_of(name, unit, points)
     if options.r0 is not None:
         log.notes.extend(_about_r0(curve, options.r0, options))
         curve = replace(curve, R0=options.to_unit(options.r0))
     if curve.points and (before := sum(0 < p.compute < curve.points[0].compute for p in merged)):
         source += f" (without {before} before {curve.points[0].compute:.4g})"
-    low, high = options.reward_range
-    mapped = f" ({low:g} to {high:g}, rescaled to 0 to 1)" if options.rescales else ""
+    mapped = " ({:g} to {:g}, rescaled to 0 to 1)".format(*options.reward_range) if options.rescales else ""
     error_source = repr(error) if error else "none, estimated from the residuals"
     if options.samples:
         error_source = f"binomial, of {options.samples:g} samples"
