@@ -131,7 +131,6 @@ CEILINGS = {
     # 70 a review of data files, what next and warnings
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
     # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl
-    # 49 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl
     "tests": 31_988,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of

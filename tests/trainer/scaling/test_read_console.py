@@ -145,7 +145,7 @@ def test_a_notebooks_tables_are_read_and_several_are_runs(tmp_path: Path) -> Non
     first, last = readings_of(path, "--reward-column", "reward")
     assert (first.curve.name, last.curve.name) == (f"{path}: table 1", f"{path}: table 3")
     assert pairs(last.curve)[0] == (1, 0.7)
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match="is empty, or holds no metrics"):
         reading_of(notebook(tmp_path / "b.ipynb"))
     (tmp_path / "c.ipynb").write_text("[1]")
     with pytest.raises(ConfigError, match="it is no notebook"):

@@ -53,7 +53,7 @@ def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
         tables = runs_of([_flat(row) for part in (file, *sorted(later)) for row in _rows(part)])
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
-        raise ConfigError(f"{path} is empty; {EXPECTED}")
+        raise ConfigError(f"{path} is empty, or holds no metrics; {EXPECTED}")
     return file, tables
 
 
