@@ -22,8 +22,8 @@ def token_weights(
     """
     n, group = (torch.as_tensor(x) for x in (lengths, prompts))
     for name, x in {"lengths": n, "prompts": group}.items():
-        if x.is_floating_point() and x.numel():  # an empty list is one of floats
-            raise ValueError(f"{name}: expected whole numbers, given {x.dtype}")
+        if x.is_floating_point() and bool((x != x.round()).any()):
+            raise ValueError(f"{name}: expected whole numbers, given {x[x != x.round()][0].item()}")
     if n.dim() != 1 or n.shape != group.shape or bool((n < 0).any()):
         least = f", least length {int(n.min())}" if n.numel() else ""
         shapes = f"given shapes {tuple(n.shape)} and {tuple(group.shape)}{least}"

@@ -91,7 +91,7 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_087,  # 18 a fallen run goes on more slowly, another recipe;
+    "launcher": 2_095,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds;
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
@@ -107,14 +107,15 @@ CEILINGS = {
     "verifiers": 1_487,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
-    "sweep": 900,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
+    # 2 a sweep that came first
+    "sweep": 902,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
     # 22 resumed W&B runs, damaged files of trackers
     # 37 all options that a log needs at once, 8 fallen runs of --like, 126 tasks and difficulty,
-    # 16 the error of what is still gained
-    "scaling": 6_586,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
+    # 16 the error of what is still gained, 8 lines of steps
+    "scaling": 6_594,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
     "evaluate": 531,
     "view": 799,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
     "serve": 569,  # an HTTP server over the engine pool; 93 scores by a command
@@ -130,8 +131,9 @@ CEILINGS = {
     # 90 a newcomer's three files
     # 70 a review of data files, what next and warnings
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
-    # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl
-    "tests": 31_988,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl,
+    # 44 what a review of these found
+    "tests": 32_032,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

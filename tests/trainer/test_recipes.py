@@ -229,6 +229,15 @@ def test_a_size_preset_recommends_to_a_recipe_what_the_recipe_can_have() -> None
     ]
 
 
+def test_another_loss_with_the_bound_of_a_recipes_is_told() -> None:
+    tis = ["--recipe", "scalerl", "--objective.loss", "tis"]
+    bound = "objective.max_ratio 5.0 is a file's; of tis it is 2.0, as --objective.max_ratio null makes it"
+    assert bound in said(*tis)
+    assert cli.parse([*tis, "--objective.max_ratio", "null"]).config.objective.max_ratio == 2
+    for more in ("null", "5"):
+        assert not any("is a file's" in line for line in said(*tis, "--objective.max_ratio", more))
+
+
 def test_gpus_that_stay_idle_and_a_vllm_without_one_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "")

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from trainer.cli import Launch
-from trainer.config import Config
+from trainer.config import Config, ObjectiveConfig
 from trainer.config.layers import FOLDERS
-from trainer.config.objective import losses_with
+from trainer.config.objective import UNBOUND, losses_with
 from trainer.gpus import visible_gpus, without_cuda
 from trainer.launcher.memory_estimate import stays_on_cpu
 from trainer.launcher.placement import without_judges
@@ -49,6 +49,7 @@ def notices(launch: Launch) -> Iterator[str]:
     if config.model.fp32_head != "both" and config.model.dtype == "float32":
         yield f"model.fp32_head {config.model.fp32_head} changes nothing: model.dtype is float32"
     yield from _without_effect(launch)
+    yield from _bounds_of_another_loss(launch)
     objective, pipeline, warmup = config.objective, config.pipeline, config.learner.warmup_steps
     several = pipeline.off_policy and pipeline.lag_bound
     if (objective.anchor, objective.token_mismatch) == ("recomputed", "none") and not several:
@@ -78,6 +79,16 @@ def _idle_gpus(config: Config) -> Iterator[str]:
     elif not gpus and kind == "vllm" and not config.engine.urls:
         place = "is left by the judges" if visible_gpus() else "on this machine"
         yield f"no GPU {place}: vLLM and the learner run on the CPU"
+
+
+def _bounds_of_another_loss(launch: Launch) -> Iterator[str]:
+    """Bounds that a file sets, where the command line names the loss."""
+    chosen, objective = launch.origins.get("the command line", []), launch.config.objective
+    usual = ObjectiveConfig(loss=objective.loss)
+    for name in (name for name in UNBOUND if name in usual.loss_settings):
+        key, bound, value = f"objective.{name}", getattr(usual, name), getattr(objective, name)
+        if "objective.loss" in chosen and key not in chosen and value != bound:
+            yield f"{key} {value} is a file's; of {objective.loss} it is {bound}, as --{key} null makes it"
 
 
 def _without_effect(launch: Launch) -> Iterator[str]:

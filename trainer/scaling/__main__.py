@@ -40,8 +40,8 @@ COMMANDS = {  # the module of each command is imported only to run it or to show
 def as_process() -> None:
     """Have `| head` end this process without a traceback, and its workers end with it where a signal does."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    sys.excepthook = lambda kind, *e: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *e)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

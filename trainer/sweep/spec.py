@@ -187,6 +187,8 @@ class Sweep:
     def claim(self, configs: dict[str, Config]) -> IO[str]:
         """Write sweep.yaml, and hold the folder's lock until the returned file is closed."""
         lock = lock_folder(self.folder, "--out")
+        if (self.folder / ASKED).is_file():  # another sweep may have come first
+            self.check_extends(load(self.folder))
         content = {k: _plain(v) for k, v in asdict(self).items() if k != "folder"}
         content["differing"] = differing(configs)
         write_atomic(self.folder / ASKED, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

@@ -127,7 +127,7 @@ def open_run(folder: Path, name: str) -> RunState:
     except FileNotFoundError as e:
         raise ConfigError(f"{folder} holds no run (no config.yaml); expected one such as runs/demo-0") from e
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as e:
-        problem = " ".join(f"expected a number as pipeline.steps ({type(e).__name__}: {e})".split())
+        problem = " ".join(f"expected YAML with a number as pipeline.steps ({type(e).__name__}: {e})".split())
         raise ConfigError(f"{folder / 'config.yaml'} is not a run's configuration: {problem}") from e
     return RunState(folder, name, steps, Rollouts(folder / "journal"))
 

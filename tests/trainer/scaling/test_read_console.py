@@ -9,6 +9,7 @@ import pytest
 from helpers.logs import pairs, reading_of, readings_of, start_of
 
 from trainer.config import ConfigError
+from trainer.scaling.reading.console import console
 
 # As `transformers.Trainer` calls its own callback: 12 steps, a log every 2, an evaluation every 4.
 PRINTS = """
@@ -169,3 +170,41 @@ def test_without_tables_a_notebooks_cells_are_consoles_and_those_with_rewards_ar
     path.write_text(json.dumps({"cells": [{"outputs": [{"text": [first, first]}]}]}))
     with pytest.raises(ConfigError, match=r"set --reward-column to one of epoch, loss$"):
         reading_of(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        ("Epoch 1/3 | Step {}/300 | reward: 0.{}.", {"reward": "0.{}"}),
+        ("[rank 0/8] step {}: reward=0.{}", {"reward": "0.{}"}),
+        ("Loading shards 2/2\nStep {} | Reward: 0.{}", {"Reward": "0.{}"}),
+        ("INFO 11/28 16:41:07 [my-test-run] step={} | reward: 0.{}", {"reward": "0.{}"}),
+        ("eval {} | accuracy: 0.{}", {"eval/accuracy": "0.{}"}),
+        ("[Eval] step {} | eval/acc: 0.{}", {"eval/acc": "0.{}"}),
+    ],
+)
+def test_a_line_has_the_step_it_names_and_is_an_evaluation_where_it_says_so(
+    line: str, row: dict[str, str]
+) -> None:
+    text = "{'lr': 1e-06}\n" + "".join(line.format(i, i) + "\n" for i in range(13, 20))
+    expected = [{"step": i, **{k: v.format(i) for k, v in row.items()}} for i in range(13, 20)]
+    assert console(text) == expected
+
+
+def test_bars_of_other_things_and_a_resumed_run_leave_dicts_their_steps() -> None:
+    """The dicts of a run that was killed at 13 and went on from 9; the others come after all bars."""
+    bar, maps = "{0}%|#  | {0}/{1} [0:01<0:02]\r".format, "Map:  9%|#| 1000/30000 [0:01<0:02, 1 ex/s]\r"
+
+    def written(steps: range) -> str:
+        return "".join(
+            bar(i, 30) + (f"\n{{'loss': {i}.{len(steps)}}}\n" + bar(i, 30) if i % 5 == 0 else "")
+            for i in steps
+        )
+
+    resumed = console(maps + written(range(1, 14)) + written(range(9, 31)))
+    assert [row["step"] for row in resumed] == [5, 10, 10, 15, 20, 25, 30]
+    late = "\n" + "".join(f"{{'loss': {i}.5}}\n" for i in range(1, 4))
+    tests = "".join(bar(i, 500) for i in range(501))
+    counted = console(maps + "".join(bar(i, 30) for i in range(31)) + tests + late)
+    assert [row["step (counted)"] for row in counted] == [10, 20, 30]
+    assert [row["step"] for row in console(maps + late)] == [None, None, None]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -416,9 +417,13 @@ def test_a_command_s_scores_are_a_curve_of_the_run(
     monkeypatch.chdir(tmp_path)
     fork_roles(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("SIGMOID_RL_TOKEN", raising=False)
     asked = ["--port", "0", "--name", "mine", "--score", f"{sys.executable} score.py"]
     assert main([str(copy), *asked]) == 2
-    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    lines = capfd.readouterr().err.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("serving "))
+    assert re.fullmatch(r"token \S{32} \(\$SIGMOID_RL_TOKEN is not set\)", lines[at - 1])
+    errors = [line for line in lines if line.startswith("error: ")]
     assert errors == ["error: --score, step 4: the command ended with exit code 1: it printed nothing"]
     (tmp_path / "broken").unlink()
     assert main([str(copy), *asked]) == 0

@@ -9,35 +9,43 @@ from html import unescape
 from itertools import accumulate, pairwise
 
 from trainer.scaling.layout import grouped
-from trainer.scaling.reading.columns import STEPS, matching
+from trainer.scaling.reading.columns import REWARD, STEPS, matching
 from trainer.scaling.reading.values import Row
 
 CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that moves
 STEP = r"(?m)()(?:^|[\s)])step:(\d+)() - (\S.*)"  # of verl, after ray's `(TaskRunner pid=1) `
 # `[eval] Step 3 | acc: 0.5`; `Epoch:[1/1](3/9), Reward: 2`; slime's `rollout 3: {'rollout/raw_reward': 0.5}`.
-ANY_STEP = r"(?mi)^(.*?)(?:\b(?:step|rollout|eval|iter\w*)[ :#]*(\d+)(?:/\d+)?|[(\s](\d+)/\d+)\W*\s(\S.*)"
-BETWEEN = re.compile(r" - |, | ?\| ?|\s+(?=[\w/]+=)")
+NAMED = r"(?:\b(?:step|rollout|iter\w*)|(?<=\beval))[ :#=]*"
+ANY_STEP = rf"(?mi)^(.*?)(?:{NAMED}(\d+)(?:/\d+)?|[( \t](\d+)/\d+(?!.*{NAMED}\d))[^\w\n]*[ \t](\S.*)"
+EVALUATION = re.compile(r"(?i)(?:^|.*\W)(?:eval|valid|test)\w*\W*(?:at )?")
+BETWEEN = re.compile(r" - |, | ?\| ?|(?<!\s)\s+(?=[\w/]+=)")
 INITIAL = re.compile(r"Initial validation metrics: (\{[^{}]+\})")  # of verl, before step 1
-NUMBER = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?%?|nan|inf)"
-VALUE = re.compile(rf"\W*([^\W\d].*?)['\"]? ?[:=] ?(?:np\.\w+\()?({NUMBER})[)}}\]]*s?(?:\s.*)?")
+NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|nan|inf)"
+VALUE = re.compile(rf"\W*([^\W\d].*?)['\"]? ?[:=] ?(?:np\.\w+\()?({NUMBER})[)}}\]]*[s.,]?(?:\s.*)?")
 # A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
 BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
-CELL, TAG = re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.DOTALL), re.compile(r"<[^>]*>")
+OTHER_BAR = re.compile(r"(?m)^[^\n{|%:]+: +\d+%[^\]\n]*\]?")  # `Map: 9%|# | 9/99 [`, of no training
+CELL, TAG = re.compile(r"(?is)<t[dh]\b[^>]*>(.*?)(?=<t[dhr]\b|</t|$)"), re.compile(r"<[^>]*>")
 
 
 def console(text: str) -> list[Row]:
     """The rows of a console log; none if it holds no metrics."""
     plain = CONTROLS.sub("", text).replace("\r", "\n")
-    return _lines(plain, STEP) or _transformers(plain) or _lines(plain, ANY_STEP)
+    if rows := _lines(plain, STEP):
+        return rows
+    dicts, lines = _transformers(plain), _lines(plain, ANY_STEP)
+    logged = any("loss" in row or matching(REWARD, list(row)) for row in dicts)  # not settings alone
+    return dicts if logged or len(lines) < 2 else lines
 
 
 def _lines(text: str, form: str) -> list[Row]:
     """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike, and verl's before step 1."""
     rows: list[Row] = [{"step": 0, **_dict(metrics)} for metrics in INITIAL.findall(text)]
     for head, step, count, metrics in re.findall(form, text):
-        kind = "eval/" if re.search("(?i)eval|valid|test", head) else ""
+        kind = "eval/" if EVALUATION.fullmatch(head) else ""
         pairs = (VALUE.fullmatch(part) for part in BETWEEN.split(metrics))
-        rows.append({"step": int(step or count), **{kind + p[1]: p[2] for p in pairs if p}})
+        values = {kind * (p[1][:4] != "eval") + p[1]: p[2] for p in pairs if p}
+        rows.append({"step": int(step or count), **values})
     return [row for row in rows if len(row) > 1]
 
 
@@ -46,7 +54,7 @@ def _transformers(text: str) -> list[Row]:
     step; bars of evaluations and downloads count to another total."""
     rows: list[Row] = []
     bars: list[tuple[int, int, int]] = []  # (rows before it, count, total)
-    for count, total, metrics in BAR_OR_DICT.findall(text):
+    for count, total, metrics in BAR_OR_DICT.findall(OTHER_BAR.sub("", text)):
         if count:
             bars.append((len(rows), int(count), int(total)))
         elif row := _dict(metrics):
@@ -59,16 +67,16 @@ def _transformers(text: str) -> list[Row]:
     for number in range(len(rows), 0, -1):
         step = steps.get(number, step)
         rows[number - 1] = {"step": step, **rows[number - 1]}
-    trained = pairwise(row for row in rows if "loss" in row)
-    late = bars and any(a["step"] == b["step"] and a != b for a, b in trained)
+    trained = list(pairwise(row for row in rows if "loss" in row))
+    shared = sum(a["step"] == b["step"] and a != b for a, b in trained)
+    late = bars and 3 * shared > len(trained)  # a resumed run makes a step twice
     return _counted(rows, bars) if late else rows
 
 
 def _counted(rows: list[Row], bars: list[tuple[int, int, int]]) -> list[Row]:
     """Rows that were written long after their bars, as into a file, with steps that are equally far apart."""
     by_total = grouped((total, count) for _, count, total in bars)
-    once = [counts for counts in by_total.values() if counts == sorted(counts)]  # evaluations count again
-    last = max(once, key=lambda counts: len(set(counts)), default=[0])[-1]
+    last = max(next(iter(by_total.values())))  # the first is that of training
     logged = list(accumulate("loss" in row for row in rows))
     for row, n in zip(rows, logged, strict=True):  # a program that was killed has not written its last dicts
         row |= {"step": None, "step (counted)": last // logged[-1] * n or None}
@@ -107,6 +115,6 @@ def notebook(text: str) -> list[Row]:
 
 def _tables(page: str) -> list[list[list[str]]]:
     """The text of the cells of each row of each table."""
-    tables = re.findall("<table.*?</table>", page, re.DOTALL)
-    rows = [[CELL.findall(row) for row in table.split("<tr")[1:]] for table in tables]
+    tables = re.findall("(?is)<table.*?(?:</table>|$)", page)
+    rows = [[CELL.findall(row) for row in re.split("(?i)<tr", table)[1:]] for table in tables]
     return [[[unescape(TAG.sub("", cell)).strip() for cell in row] for row in table] for table in rows]
