@@ -93,7 +93,7 @@ def test_a_folder_without_a_run_is_one_clear_line(
     assert main([str(tmp_path)]) == 2 and main([str(tmp_path / "none")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ") and "config.yaml" in first and "no such folder" in second
-    assert ("expected a number as pipeline.steps (" in first) == (content is not None)
+    assert ("expected YAML with a number as pipeline.steps (" in first) == (content is not None)
 
 
 def test_no_bytes_in_a_request_and_no_fault_bring_a_traceback(
