@@ -48,10 +48,11 @@ class Recorder:
     ) -> None:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
         self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
-        self.start = self._began = self._ledger_written = time.monotonic()
+        self.start = self._began = time.monotonic()
         books = self.run_dir / "ledger.json"  # a branch begins without
         carried = json.loads(books.read_text()) if resume and books.exists() else None
         self.ledger = Ledger(devices.by_role(), devices.unit, self.start, carried)
+        self._ledger_written = -math.inf  # at the first message: without it a resume recovers no line
         self.points: list[EvalPoint] = []
         self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
         done = map(kept_at, checkpoints(self.run_dir)) if resume else ()

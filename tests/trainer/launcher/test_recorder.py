@@ -363,6 +363,7 @@ def test_a_resume_writes_the_lines_that_a_killed_launcher_did_not(written: int, 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     played(whole, 4).close()
     killed = played(broken, written)
+    assert (broken / "ledger.json").exists()  # from its first message on
     killed.ledger.write(broken)
     log(broken, Event("ready", killed.start, READY), *events(killed.start))
     again = make(broken, 3)
