@@ -85,6 +85,17 @@ def controller(
             engines[0].recv()
             telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))
             raise SystemExit(1)
+        case "fails once the others have ended" | "fails, and the others end":
+            report("ready", learner={"parameters": 1})
+            failed = Failed("controller", "the teacher is away", "", user_error=False)
+            if "fails," in model_dir:
+                telemetry.send(failed)
+            for conn in (*engines, learner):
+                conn.close()
+                time.sleep(2)  # as closing takes on busy cores
+            if "once" in model_dir:
+                telemetry.send(failed)
+            raise SystemExit(1)
         case "talks":
             for i in range(200):
                 report("note", text=str(i))

@@ -229,7 +229,7 @@ def test_a_size_preset_recommends_to_a_recipe_what_the_recipe_can_have() -> None
     ]
 
 
-def test_another_loss_with_the_bound_of_a_recipes_is_told() -> None:
+def test_a_recipes_bound_beside_another_loss_is_told() -> None:
     tis = ["--recipe", "scalerl", "--objective.loss", "tis"]
     bound = "objective.max_ratio 5.0 is a file's; of tis it is 2.0, as --objective.max_ratio null makes it"
     assert bound in said(*tis)

@@ -242,6 +242,7 @@ class Supervisor:
         cause = self._cause_of_death(role)
         self._deaths[role] += 1
         final = not self._ready or self._deaths[role] > MAX_RESPAWNS or isinstance(cause, ConfigError)
+        final |= "controller" in self._failed  # the engine ends with it
         tied = self.config.engine.colocate or self.config.engine.direct_push
         if final or tied or role_kind(role) != "engine":
             raise cause
@@ -260,6 +261,9 @@ class Supervisor:
                 self._drain(other, 0.5)
         process = self._roles[role][0]
         process.join(5)
+        if self._failure is None and process.exitcode == 0 and not role.startswith("engine"):
+            self._roles["controller"][0].join(FAILED_GRACE_S)  # with which the role has ended
+            self._drain("controller", 0)
         code, failure = process.exitcode, self._failure
         if code is not None and code < 0 and role not in self._failed:
             hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""

@@ -142,6 +142,9 @@ def test_a_killed_launcher_takes_what_is_starting_and_lets_others_finish(what: s
         ("hesitates", 1, "controller has sent a part of a message and nothing more"),
         ("freezes", 1, r"^the controller has given no sign of life for pipeline\.deadline_s = 1 s$"),
         ("learner fails, lives on", 300, r"^learner: the push failed \(traceback in .*failure.txt\)$"),
+        # Each role that the controller leaves ends with exit code 0, an engine is not started again for it.
+        ("fails once the others have ended", 300, "^controller: the teacher is away"),
+        ("fails, and the others end", 300, "^controller: the teacher is away"),
         # A thread does not keep it alive: the process ends by itself.
         ("learner fails and ends", 300, "^learner: invalid literal.*the push failed"),
     ],
@@ -149,7 +152,7 @@ def test_a_killed_launcher_takes_what_is_starting_and_lets_others_finish(what: s
 def test_a_role_that_dies_freezes_or_fails_ends_the_run_with_its_name(
     behaviour: str, deadline_s: float, error: str, fakes: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600 if "ends" in behaviour else 0.5)
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 0.5 if "lives on" in behaviour else 600)
     one, began = make(tmp_path, behaviour, deadline_s=deadline_s), time.monotonic()
     watchdog = threading.Timer(20, lambda: one._roles["controller"][0].kill())
     watchdog.start()

@@ -64,6 +64,15 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     assert (tmp_path / "fit.json").exists()
 
 
+def test_ctrl_c_ends_it_without_a_traceback_and_the_loop_of_a_shell_with_it() -> None:
+    """By the signal itself: a shell goes on after a program that ends with an exit code."""
+    program = (
+        "from trainer.scaling import __main__ as m; m.as_process(); import signal; signal.raise_signal(2)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_two_runs_are_drawn_in_one_picture_and_three_are_a_table_with_details(command: Command) -> None:
     whole, short, fallen = write_curve("whole.csv"), write_curve("short.csv", 2500), Path("fallen.csv")
     inputs = f"{whole} {short} {write(fallen, falling())}"

@@ -1,6 +1,7 @@
 """Promises of what trainers print: TRL's dicts among progress bars, verl's first validation, notebooks."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,8 @@ def notebook(path: Path, *tables: list[float]) -> Path:
         )
         head = "<tr><th>Step</th><th>Training Loss</th><th>reward</th></tr>"
         html = f"<p>2/2</p><table border=1><thead>{head}</thead><tbody>{lines}</tbody></table>"
+        if rewards[0] > 0.6:  # HTML may leave ends out, and names of tags are in either case
+            html = re.sub("<[a-z/]+", lambda tag: tag[0].upper(), re.sub("</t[dr]>", "", html))
         outputs.append({"data": {"text/html": [html[:40], html[40:]], "text/plain": ["<IPython>"]}})
     odd = "<td>1</td><tr></tr><table></table><table><td>1</td></table>"
     other = {"data": {"text/html": f"{odd}<table><tr><th>name</th></tr><tr><td>x</td></tr></table>"}}

@@ -9,12 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.run_folder import complete
 from trainer.sweep import spec
@@ -270,6 +272,15 @@ def test_the_plan_names_the_commands_and_starts_nothing(
     out = capsys.readouterr().out
     assert out.count("--pipeline.max_compute") == 4 and "--recipe grpo --task arithmetic --seed 1" in out
     assert out.endswith("4 of 4 runs are to be trained.\n") and not folder.exists()
+
+
+def test_of_two_sweeps_that_begin_at_once_the_second_takes_the_folder_only_with_more(tmp_path: Path) -> None:
+    one = spec.Sweep(folder=tmp_path / "sweep", recipes=("scalerl",), task="study", seeds=1, budget=1.0)
+    launches = one.check()  # and only then the other begins
+    replace(one, seeds=2).claim({}).close()
+    with pytest.raises(ConfigError, match="is of a sweep with 2 seeds; more may be added, not fewer"):
+        one.claim({name: launch.config for name, launch in launches.items()})
+    replace(one, seeds=3).claim({}).close()
 
 
 @pytest.mark.parametrize(
