@@ -103,7 +103,7 @@ def type_name(hint: Any) -> str:
 
 
 @cache
-def fields(cls: type[Any] = Config, prefix: str = "") -> dict[str, tuple[Any, str]]:
+def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, str]]:
     """Type and docstring of every key of the config, such as learner.lr, in the order of --help."""
     keys: dict[str, tuple[Any, str]] = {}
     hints = get_type_hints(cls, include_extras=True)

@@ -6,6 +6,7 @@ import math
 import sys
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(0)]
 
 
+@cache
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring below each field of a dataclass, in one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]

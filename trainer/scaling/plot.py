@@ -153,7 +153,7 @@ def sampled(curve: Curve, fit: Fit, longest: float) -> Array:
     first, last, end = curve.points[0].compute, curve.points[-1].compute, forecast_end(curve, longest)
     linear = np.linspace(0, min(LINEAR_REACH * longest, end), 81)
     grid = np.union1d(np.geomspace(first / 2, end, 60), [last, *linear]).tolist()
-    return np.array([(c, *astuple(fit.at(c))) for c in grid])
+    return np.array([(c, *astuple(e)) for c, e in zip(grid, fit.along(grid), strict=True)])
 
 
 def _curves(axes: Axes, runs: Sequence[Named], log: bool) -> list[float]:

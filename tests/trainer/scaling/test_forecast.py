@@ -78,7 +78,7 @@ def test_it_recommends_to_continue_while_the_reward_rises_and_to_stop_at_the_cei
 
 @pytest.mark.parametrize("samples", [64, 0])
 def test_perfect_scores_and_unreported_errors_raise_no_alarm(samples: int) -> None:
-    law, compute = Sigmoid(0.11, 0.985 if samples else 0.8, 3.0, 0.05), np.linspace(0.012, 0.6, 20)
+    law, compute = Sigmoid(0.11, 0.985 if samples else 0.8, 3.0, 0.05), np.linspace(0.012, 0.6, 14)
     looks: list[Forecast] = []
     for seed in range(2):
         rng, points, before = np.random.default_rng(seed), [EvalPoint(0, 0.0, 0.11, 0.03)], None

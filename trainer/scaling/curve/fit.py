@@ -123,6 +123,10 @@ class Fit:
         """The reward at a compute, averaged over laws, without the noise of an evaluation."""
         return median(self.forecast.reward(compute), self.confidence)
 
+    def along(self, compute: Sequence[float]) -> list[Estimate]:
+        """`at` each of many computes."""
+        return [median(draws, self.confidence) for draws in self.forecast.reward(compute).T]
+
     def compute_for(self, reward: float) -> Estimate:
         """The compute at which the run reaches a reward; infinite if it never does."""
         return median(self.forecast.compute_for(reward), self.confidence)

@@ -80,7 +80,8 @@ def estimate(value: float, draws: Array, confidence: float) -> Estimate:
 
 def median(draws: Array, confidence: float) -> Estimate:
     """The median and the interval of draws, of which some can be infinite."""
-    return estimate(float(np.quantile(draws, 0.5, method="inverted_cdf")), draws, confidence)
+    tail = (1 - confidence) / 2
+    return Estimate(*np.quantile(draws, [0.5, tail, 1 - tail], method="inverted_cdf").tolist())
 
 
 @dataclass(frozen=True, slots=True)

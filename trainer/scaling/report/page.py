@@ -165,7 +165,7 @@ def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, An
     return {field.name: getattr(run, field.name) for field in fields(run)} | {
         "index": i,
         **_look(recipe),
-        "ahead": [fit.at(c) if fit.predictable else None for c in ahead],
+        "ahead": fit.along(ahead) if fit.predictable else [None] * len(ahead),
         "answers": answers(run.curve, fit),
         "cost": compute_for_most(fit) if fit.identified else None,
         "cautions": cautions(fit, run.curve.unit) if fit.predictable else "",
