@@ -144,13 +144,13 @@ class Run:
         """The last line that begins with "error:"."""
         return next((line for _, line in reversed(self.lines) if line.startswith("error:")), "")
 
-    def until(self, condition: Callable[[], object], seconds: float) -> bool:
+    def until(self, condition: Callable[[], object], seconds: float, every_s: float = 0.002) -> bool:
         """Wait for the condition; False if the run ends, or the time is up, before it holds."""
         end = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
                 return bool(condition())
-            time.sleep(0.002)
+            time.sleep(every_s)
         return True
 
     def pid(self, role: str) -> int:

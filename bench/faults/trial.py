@@ -52,7 +52,7 @@ def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
         try:
             at_work = _at_work(cell, run, began, step)
             starts = cell.phase == "start-up" or VLLM in cell.role
-            run.until(at_work, DEADLINE_S + (START_DEADLINE_S if starts else 0) + GRACE_S)
+            run.until(at_work, DEADLINE_S + (START_DEADLINE_S if starts else 0) + GRACE_S, every_s=0.05)
             if run.process.poll() is not None or not at_work():
                 return _outcome(cell, run, began)
             row = {"ended": "recovered", "seconds": time.monotonic() - began, "line": ""}
