@@ -92,7 +92,7 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_100,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
+    "launcher": 2_103,  # 3 a killed controller is named; 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
@@ -134,7 +134,7 @@ CEILINGS = {
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
     # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl,
     # 44 what a review of these found, 31 promises that no test noticed
-    "tests": 32_066,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 32_071,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

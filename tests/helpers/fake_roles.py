@@ -96,6 +96,11 @@ def controller(
             if "once" in model_dir:
                 telemetry.send(failed)
             raise SystemExit(1)
+        case "is killed, and the learner ends first":
+            report("ready", learner={"parameters": 1})
+            learner.close()
+            time.sleep(2)
+            os.kill(os.getpid(), signal.SIGKILL)
         case "talks":
             for i in range(200):
                 report("note", text=str(i))

@@ -262,8 +262,11 @@ class Supervisor:
         process = self._roles[role][0]
         process.join(5)
         if self._failure is None and process.exitcode == 0 and not role.startswith("engine"):
-            self._roles["controller"][0].join(FAILED_GRACE_S)  # with which the role has ended
+            controller = self._roles["controller"][0]
+            controller.join(FAILED_GRACE_S)  # with which the role has ended
             self._drain("controller", 0)
+            if controller.exitcode:
+                process, role = controller, "controller"
         code, failure = process.exitcode, self._failure
         if code is not None and code < 0 and role not in self._failed:
             hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""

@@ -145,6 +145,7 @@ def test_a_killed_launcher_takes_what_is_starting_and_lets_others_finish(what: s
         # Each role that the controller leaves ends with exit code 0, an engine is not started again for it.
         ("fails once the others have ended", 300, "^controller: the teacher is away"),
         ("fails, and the others end", 300, "^controller: the teacher is away"),
+        ("is killed, and the learner ends first", 300, "the controller's process was killed by signal 9"),
         # A thread does not keep it alive: the process ends by itself.
         ("learner fails and ends", 300, "^learner: invalid literal.*the push failed"),
     ],
