@@ -92,7 +92,8 @@ CEILINGS = {
     # 9 steps without a signal
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
-    "launcher": 2_103,  # 3 a killed controller is named; 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
+    # 3 a killed controller is named
+    "launcher": 2_103,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
