@@ -46,7 +46,7 @@ class Hosts:
 
     def train(self, *more: str) -> list[Process]:
         """The learner's two nodes, as torchrun starts them on each."""
-        argv = self.begin(self.run_dir, "--pipeline.deadline_s", "60", *more)
+        argv = self.begin(self.run_dir, "--pipeline.deadline_s", "100", *more)
         torchrun = "-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --master-addr=10.77.1.1"
         words = [sys.executable, *torchrun.split(), "--master-port=29571"]
         devices = ("to-node1", "to-node0")
