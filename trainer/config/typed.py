@@ -5,7 +5,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,8 @@ import yaml
 
 from trainer.config import Config, ConfigError
 from trainer.config.values import field_docs
+
+hints_of = cache(partial(get_type_hints, include_extras=True))  # Python makes them of text at each call
 
 
 def build(value: Any, hint: Any, where: str, key: str = "", finite: bool = True) -> Any:
@@ -61,7 +63,7 @@ def build(value: Any, hint: Any, where: str, key: str = "", finite: bool = True)
 
 def _section(values: Mapping[str, Any], cls: Any, where: str, prefix: str) -> Any:
     """An instance of a dataclass of the config, whose keys begin with the prefix."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)
     for name in values.keys() - hints:
         key = f"{prefix}{name}"
         raise ConfigError(f"{where}: unknown key {key!r}{suggest(key)}; --help lists them all")
@@ -106,8 +108,7 @@ def type_name(hint: Any) -> str:
 def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, str]]:
     """Type and docstring of every key of the config, such as learner.lr, in the order of --help."""
     keys: dict[str, tuple[Any, str]] = {}
-    hints = get_type_hints(cls, include_extras=True)
-    docs = field_docs(cls)
+    hints, docs = hints_of(cls), field_docs(cls)
     for name, hint in hints.items():
         if dataclasses.is_dataclass(hint):
             keys |= fields(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class
