@@ -13,7 +13,6 @@ from trainer.config.typed import build, fields, suggest
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 FOLDERS = {"recipe": RECIPES, "task": RECIPES / "tasks"}
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
 TASK_NAME = re.compile(r"[\w-]+|.*\.ya?ml")  # what else names a held-out set is a source
 DATA_KEYS = ("data.", "environment.", "mixture")  # a task replaces the recipe's altogether
 RECIPE_KEYS = (  # a task must not set these: runs of several recipes on one task differ in them
@@ -82,7 +81,7 @@ def read_layers(
         circle = " -> ".join(p.stem for p in (*above[above.index(path) :], path))
         raise ConfigError(f"{where}: expected a base that ends, but each is based on the next: {circle}")
     try:
-        data = yaml.load(path.read_text(), LOADER) or {}
+        data = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as e:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(e).split())}") from e
     if not isinstance(data, dict):
