@@ -163,6 +163,6 @@ def test_a_sample_of_the_matrix_has_no_failure(cell: Cell) -> None:
 
 
 @pytest.mark.slow
-def test_over_a_minute_under_random_faults_leave_nothing_lost_and_nothing_behind() -> None:
+def test_over_a_minute_of_random_faults_leaves_nothing_lost_and_nothing_behind() -> None:
     row = soak.measure(1.25, 1)
     assert row["faults"] and not row["wrong"]

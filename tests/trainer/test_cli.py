@@ -328,6 +328,7 @@ def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[
     for key in cli.fields():
         assert f"--{key}" in text
     assert text.count("default:") >= len(cli.fields())
+    assert "Seed of sampling, prompt order and initialisation. [int, 0 or more; default: 0]" in text
 
 
 @pytest.mark.slow  # mypy reads all modules

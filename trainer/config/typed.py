@@ -14,7 +14,7 @@ import yaml
 from trainer.config import Config, ConfigError
 from trainer.config.values import field_docs
 
-hints_of = cache(partial(get_type_hints, include_extras=True))  # Python makes them of text at each call
+hints_of = cache(partial(get_type_hints, include_extras=True))  # else parsed at each call
 
 
 def build(value: Any, hint: Any, where: str, key: str = "", finite: bool = True) -> Any:

@@ -43,6 +43,11 @@ def test_intervals_of_rewards_and_budgets_cover_the_truth() -> None:
     assert 19 <= sum(e.low <= needed <= e.high for e in budgets) <= 25
 
 
+def test_rewards_along_a_curve_are_those_at_each_compute() -> None:
+    result, computes = fitted(3), [500.0, 9000.0, 24_000.0]
+    assert result.along(computes) == [result.at(c) for c in computes]
+
+
 def test_a_cheaper_step_moves_the_compute_axis_by_its_factor() -> None:
     result = fitted(3)
     cheaper = predict(result, at=[9000], reach=[0.58], factor=0.9)

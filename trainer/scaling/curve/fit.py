@@ -124,7 +124,7 @@ class Fit:
         return median(self.forecast.reward(compute), self.confidence)
 
     def along(self, compute: Sequence[float]) -> list[Estimate]:
-        """`at` each of many computes."""
+        """The rewards at many computes: as `at`, in one call."""
         return [median(draws, self.confidence) for draws in self.forecast.reward(compute).T]
 
     def compute_for(self, reward: float) -> Estimate:
