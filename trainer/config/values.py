@@ -4,10 +4,10 @@ import ast
 import inspect
 import math
 import sys
-import textwrap
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any
 
 
@@ -41,7 +41,7 @@ NonNegativeFloat = Annotated[float, Range(0)]
 @cache
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring below each field of a dataclass, in one line."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # a class
     return {
         ast.unparse(field.target): " ".join(ast.literal_eval(below.value).split())
         for field, below in pairwise(body)

@@ -34,7 +34,7 @@ def trackers(run_dir: Path, config: Config, resumed: bool) -> list[Tracker]:
 
 def _wandb(run_dir: Path, config: Config, resumed: bool) -> Tracker:
     """A run whose id is in the folder's file wandb_id; without W&B's server, each start has its own files."""
-    import wandb  # type: ignore[import-not-found, unused-ignore]
+    import wandb  # type: ignore[import-not-found, unused-ignore]  # optional
 
     file, again = run_dir / "wandb_id", "allow" if resumed else None  # others warn, offline, before 0.31
     if not (resumed and file.is_file()):
@@ -50,7 +50,7 @@ def _wandb(run_dir: Path, config: Config, resumed: bool) -> Tracker:
 
 def _trackio(run_dir: Path, config: Config, resumed: bool) -> Tracker:
     """A run in the database of the machine, or in the Space that TRACKIO_SPACE_ID names."""
-    import trackio  # type: ignore[import-not-found, unused-ignore]
+    import trackio  # type: ignore[import-not-found, unused-ignore]  # optional
 
     def log(scalars: Mapping[str, Any]) -> None:
         step = int(scalars["step"])

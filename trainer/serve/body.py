@@ -93,7 +93,7 @@ def read(kind: type[T], values: Any) -> T:
         raise ConfigError(f"expected a JSON object, given {values!r}")
     if kind is Generate and isinstance(parameters := values.get("sampling_params", {}), dict):
         values = {key: value for key, value in values.items() if key != "sampling_params"} | parameters
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
     wanted = {key: value for key, value in values.items() if value is not None and key not in NO_EFFECT}
     for key in wanted.keys() - known:
         if key not in NEUTRAL or wanted[key] != NEUTRAL[key]:
