@@ -52,7 +52,7 @@ from trainer.config import Config
 from trainer.controller.batch import Moments, build_batch
 from trainer.controller.context import RolloutContext
 from trainer.controller.data import Dataset
-from trainer.controller.evaluate import Sampled, by_prompt, evaluate
+from trainer.controller.evaluate import evaluate
 from trainer.controller.groups import Groups
 from trainer.controller.journal import Journal, oldest_group
 from trainer.controller.learner_client import LearnerClient
@@ -274,11 +274,8 @@ class Controller:
 
     async def _evaluate(self, version: int) -> None:
         """Score the weights that the engines hold by mean@k."""
-        began, sampled = time.monotonic(), list[Sampled]()
-        work = evaluate(self.ctx, self.dataset, version, lambda *one: sampled.append(one))
-        result = await self._wait_for(work, f"evaluate: version {version}")
-        by_k = {"by_prompt": by_prompt(self.config, sampled)}
-        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | by_k | result)
+        work = evaluate(self.ctx, self.dataset, version)
+        self.emit("eval", await self._wait_for(work, f"evaluate: version {version}"))
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with the state that a resume needs."""

@@ -15,10 +15,12 @@ disjoint runs of k. What is tied wins with equal probability.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from itertools import repeat
 from math import comb, inf
 from statistics import fmean, multimode
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +34,16 @@ from trainer.types import Prompt, Rollout
 from trainer.verifiers.verifier import find
 
 Report = Callable[[str, Prompt, list[Rollout]], None]
-Sampled = tuple[str, Prompt, list[Rollout]]  # a task or set, one of its prompts, and the rollouts
 EVALUATION_SEED = 7_919  # of every evaluation, so that they differ by their weights only
 
 
 async def evaluate(
     ctx: RolloutContext, dataset: Dataset, version: int, report: Report = lambda name, prompt, rollouts: None
-) -> dict[str, float]:
-    """Score the engines' present weights on all held-out sets: the numbers of the main score, and those of
-    the others as `NAME/number`. `report` gets each prompt's rollouts when they are there, and its set."""
-    config, further = ctx.config, ctx.config.sets
+) -> dict[str, Any]:
+    """Score the engines' present weights on all held-out sets, as the event `eval` says it: the numbers of
+    the main score, those of the others as `NAME/number`, and each prompt's. `report` gets each prompt's
+    rollouts when they are there, and its set."""
+    config, further, began = ctx.config, ctx.config.sets, time.monotonic()
     tasks = {name: tuple(p for p in dataset.held_out if p.task == name) for name in config.tasks}
     sets = tasks | dataset.sets
     named = [(name, prompt) for name, subset in sets.items() for prompt in subset]
@@ -53,11 +55,14 @@ async def evaluate(
         report(name, prompt, rollouts)
         return rollouts
 
-    groups = iter(await asyncio.gather(*(sample(i, *one) for i, one in enumerate(named))))
-    scores = {name: score(config, subset, [next(groups) for _ in subset]) for name, subset in sets.items()}
+    rollouts = iter(await asyncio.gather(*(sample(i, *one) for i, one in enumerate(named))))
+    groups = {name: [next(rollouts) for _ in subset] for name, subset in sets.items()}
+    scores = {name: score(config, subset, groups[name]) for name, subset in sets.items()}
+    worth = {name: by_prompt(config.scored[name], sets[name], groups[name]) for name in sets}
     weights = np.array(list(shares(config).values()))
     main = scores.pop("") if "" in scores else weighted_mean([scores[name] for name in tasks], weights)
-    return main | {f"{name}/{k}": v for name, one in scores.items() for k, v in one.items()}
+    numbers = main | {f"{name}/{k}": v for name, one in scores.items() for k, v in one.items()}
+    return {"step": version, "seconds": time.monotonic() - began, "by_prompt": worth} | numbers
 
 
 def score(config: Config, prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
@@ -112,19 +117,13 @@ def at_k(
     return worth
 
 
-def by_prompt(config: Config, sampled: Iterable[Sampled]) -> dict[str, dict[str, dict[int, list[float]]]]:
-    """The worth of 1, 2, 4, … completions of each prompt in the order of their ids, by task or set, measure
-    and k."""
-    sets: dict[str, list[tuple[Prompt, list[Rollout]]]] = {}
-    for name, prompt, rollouts in sorted(sampled, key=lambda one: one[1].prompt_id):
-        sets.setdefault(name, []).append((prompt, rollouts))
-    out = {}
-    for name, pairs in sets.items():
-        prompts, groups = zip(*pairs, strict=True)
-        ks = [1 << i for i in range(len(groups[0]).bit_length())]
-        worth = at_k(config.scored[name], prompts, groups)
-        out[name] = {m: {k: [round(x, 4) for x in of_k(k)] for k in ks} for m, of_k in worth.items()}
-    return out
+def by_prompt(
+    task: TaskConfig | SetConfig, prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]
+) -> dict[str, dict[int, list[float]]]:
+    """The worth of 1, 2, 4, … completions of each prompt, by measure and k."""
+    ks = [1 << i for i in range(len(groups[0]).bit_length())]
+    worth = at_k(task, prompts, groups)
+    return {m: {k: [round(x, 4) for x in of_k(k)] for k in ks} for m, of_k in worth.items()}
 
 
 def weighted_mean(scores: Sequence[dict[str, float]], weights: NDArray[np.float64]) -> dict[str, float]:

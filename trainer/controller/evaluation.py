@@ -4,7 +4,6 @@ The engines start with the first checkpoint; the others are pushed to them as we
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +15,7 @@ from trainer.config import Config
 from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Emit
 from trainer.controller.data import Dataset
-from trainer.controller.evaluate import Sampled, by_prompt, evaluate
+from trainer.controller.evaluate import evaluate
 from trainer.controller.process import alive, note, prepare, send_event, until_stopped
 from trainer.controller.rollout import sample_record
 from trainer.roles import run_role
@@ -60,12 +59,8 @@ async def _evaluate_all(
 
 async def _evaluate(ctx: RolloutContext, dataset: Dataset, step: int, emit: Emit) -> None:
     """Score the weights that the engines hold; each prompt's completions are sent as they are done."""
-    began, sampled = time.monotonic(), list[Sampled]()
 
     def report(name: str, prompt: Prompt, rollouts: list[Rollout]) -> None:
-        sampled.append((name, prompt, rollouts))
         emit("sample", sample_record(Group(0, 0, prompt, tuple(rollouts)), step) | {"set": name})
 
-    scores = await evaluate(ctx, dataset, step, report)
-    worth = {"by_prompt": by_prompt(ctx.config, sampled)}
-    emit("eval", {"step": step, "seconds": time.monotonic() - began} | worth | scores)
+    emit("eval", await evaluate(ctx, dataset, step, report))

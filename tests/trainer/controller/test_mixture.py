@@ -208,19 +208,14 @@ def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_w
     assert {k for k in numbers if "maj@" in k} == {"a/maj@4"}  # b has no answers to compare
 
 
-def test_the_worth_of_1_2_4_completions_of_each_prompt_is_recorded_in_the_order_of_their_ids() -> None:
+def test_the_worth_of_1_2_4_completions_of_each_prompt_is_recorded() -> None:
     """Of 4 completions p0 has 1 right, p1 has 3. All read `10`, so a vote elects all: maj@k is the mean."""
-    config = Config(verifier=VerifierConfig(kind="number"))
-    right = {"p0": 1, "p1": 3}
-    sampled = [
-        ("", replace(p, task=""), [rollout(1 if i < right[p.prompt_id] else -1, text="10") for i in range(4)])
-        for p in reversed(prompts("p", 2))
-    ]
-    recorded = by_prompt(config, sampled)
-    assert recorded == {"": {
+    task = TaskConfig(verifier=VerifierConfig(kind="number"))
+    groups = [[rollout(1 if i < right else -1, text="10") for i in range(4)] for right in (1, 3)]
+    assert by_prompt(task, prompts("p", 2), groups) == {
         "pass": {1: [0.25, 0.75], 2: [0.5, 1.0], 4: [1.0, 1.0]},
         "maj": {1: [0.25, 0.75], 2: [0.25, 0.75], 4: [0.25, 0.75]},
-    }}  # fmt: skip
+    }  # fmt: skip
 
 
 def test_best_at_k_asks_the_judge_where_there_is_one() -> None:
