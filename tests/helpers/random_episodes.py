@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 from trainer.config import Config, EnvironmentConfig, InterruptionConfig
 from trainer.controller.context import RolloutContext
-from trainer.controller.data import load_prompts
+from trainer.controller.data import Reader, load_prompts
 from trainer.controller.deadline import Deadline
 from trainer.controller.process import decoder
 from trainer.controller.rollout import rollout_group
@@ -202,7 +202,7 @@ def _random_group(number: int, name: str, folder: Path, engine: Any) -> tuple[Ro
         },
         data={"source": str(source), "chat": name != "text", "held_out": 0},
     )  # fmt: skip
-    (prompt,) = load_prompts(config.data, fast, environment=True).train
+    (prompt,) = load_prompts(Reader(config.data, fast, environment=True)).train
     encode = partial(fast.encode, add_special_tokens=False)
     stops = frozenset({fast.eos_token_id, *map(int, rng.choice(len(fast), int(rng.integers(0, 8))))})
     phrase = tuple(encode(interruption.phrase))

@@ -24,11 +24,11 @@ from trainer.controller.supervised import completions_of
 from trainer.types import Answer, Prompt
 from trainer.verifiers.kinds.function import imported
 from trainer.verifiers.text import last_boxed
+from trainer.verifiers.verifier import Verifier
 
 BOXED = "boxed"  # data.answer_pattern: braces may be nested, which no regular expression matches
 ID_CHARS = 16  # 64 bits of SHA-256
 SURE = 21  # rows of two options whose right ones are one letter by chance once in 2^20
-Check = Callable[[Prompt], None]  # raises ConfigError for an answer that the verifier cannot compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Reader:
     config: DataConfig
     tokenizer: Any  # a transformers tokenizer
     task: str = ""
-    check: Check = lambda prompt: None
+    verifiers: tuple[Verifier, ...] = ()  # which compare completions with the answer
     environment: bool = False  # it scores, so that a row needs no answer
     supervised: bool = False  # the training prompts have completions, which the run learns
 
@@ -68,19 +68,10 @@ class Read:
     skipped: tuple[Skipped, ...]
 
 
-def load_prompts(
-    config: DataConfig,
-    tokenizer: Any,
-    task: str = "",
-    check: Check = lambda prompt: None,
-    held_out_only: bool = False,
-    supervised: bool = False,
-    environment: bool = False,
-) -> Dataset:
-    """Read, check, tokenise and split the prompts of a task. `tokenizer`: a transformers tokenizer.
-    `held_out_only`: those alone, or all of a source that has no more. `supervised`, `environment`: as in
-    `Reader`."""
-    reader = Reader(config, tokenizer, task, check, environment, supervised)
+def load_prompts(reader: Reader, held_out_only: bool = False) -> Dataset:
+    """Read, check, tokenise and split the prompts of a task. `held_out_only`: those alone, or all of a source
+    that has no more."""
+    config = reader.config
     apart, size = config.held_out_source, config.size or math.inf
     if held_out_only:
         data = read(apart or config.source, reader, 0, config.held_out or math.inf)
@@ -218,12 +209,10 @@ def _prompt(row: Row, text: str, prompt_id: str, reader: Reader, trained: bool) 
             )
         ids = ids[:1]  # the rest depends on the environment's messages and tools
     prompt = Prompt(prompt_id, text, ids, answer, row.columns, reader.task, row.place, completions)
-    if not scored:
-        return prompt
-    try:
-        reader.check(prompt)
-    except ConfigError as e:
-        raise RowError(str(e)) from e
+    for verifier in reader.verifiers if scored else ():
+        if problem := verifier.problem(prompt):
+            case = f"the answer to {text[-60:]!r} is {str(answer)[:60]!r}{problem}"
+            raise RowError(f"verifier.kind {verifier.kind}, but {case}")
     return prompt
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from trainer.config import Config, SetConfig, TaskConfig
 from trainer.controller.conversation import Turn
-from trainer.controller.data import Reader, read
-from trainer.controller.mixture import check_of, load_tasks
+from trainer.controller.data import read
+from trainer.controller.mixture import load_tasks, reader_of
 from trainer.controller.sources import FUNCTION, GENERATED, HUB, is_here, sources_of
 from trainer.verifiers.pool import VerifierPool
 
@@ -52,7 +52,7 @@ def examine(config: Config) -> tuple[list[str], int]:
 def _lines(source: str, one: TaskConfig | SetConfig) -> list[str]:
     """Lines about a source by itself."""
     if is_here(source):
-        data = read(source, Reader(one.data, NoTokenizer(), check=check_of(one.verifier)), math.inf, 0)
+        data = read(source, reader_of("", one, NoTokenizer()), math.inf, 0)
         n = len(data.train)
         return [f"data: {n} different prompt{'s' * (n != 1)} in {source}", *(s.line for s in data.skipped)]
     if source.startswith((GENERATED, HUB)) or FUNCTION.fullmatch(source):

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import Config, ConfigError, VerifierConfig
+from trainer.config import Config, ConfigError, SetConfig, TaskConfig
 from trainer.controller.bad_rows import Skipped, allowed_share
-from trainer.controller.data import Check, Dataset, Reader, load_prompts, without_held_out
+from trainer.controller.data import Dataset, Reader, load_prompts, without_held_out
 from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.types import Group, Prompt
 from trainer.verifiers.verifier import find
@@ -31,9 +31,8 @@ def load_tasks(config: Config, tokenizer: Any, held_out_only: bool = False) -> D
     skipped: list[Skipped] = []
     for name, task in config.tasks.items():
         try:
-            check, supervised = check_of(task.verifier), config.objective.supervised
-            acts = bool(task.environment.kind)
-            data = load_prompts(task.data, tokenizer, name, check, held_out_only, supervised, acts)
+            reader = replace(reader_of(name, task, tokenizer), supervised=config.objective.supervised)
+            data = load_prompts(reader, held_out_only)
         except ConfigError as e:
             raise ConfigError(f"mixture.{name}: {e}" if name else str(e)) from e
         train += data.train
@@ -51,22 +50,17 @@ def load_tasks(config: Config, tokenizer: Any, held_out_only: bool = False) -> D
     share = min(allowed_share(task.data.source, task.data) for task in config.tasks.values())
     for name, one in config.sets.items():
         source, key = one.data.held_out_source or one.data.source, f"evaluation.sets.{name}"
-        reader = Reader(one.data, tokenizer, name, check_of(one.verifier), bool(one.environment.kind))
+        reader = reader_of(name, one, tokenizer)
         trained, chosen, more = without_held_out(trained, source, key, reader, share)
         sets[name] = tuple(chosen.values())
         skipped += more
     return Dataset(tuple(trained.values()), tuple(held_out), sets, tuple(skipped))
 
 
-def check_of(settings: VerifierConfig) -> Check:
-    """The check of a prompt's answer by all of a task's scorers."""
-    kinds = [find(kind) for kind in settings.kinds]
-
-    def check(prompt: Prompt) -> None:
-        for kind in kinds:
-            kind.check_answers([prompt])
-
-    return check
+def reader_of(name: str, one: TaskConfig | SetConfig, tokenizer: Any) -> Reader:
+    """The reader of the prompts of a task or a held-out set."""
+    verifiers = tuple(map(find, one.verifier.kinds))
+    return Reader(one.data, tokenizer, name, verifiers, bool(one.environment.kind))
 
 
 def shares(config: Config) -> dict[str, float]:

@@ -10,7 +10,7 @@ A kind is a class in a module of `kinds/`; the methods that it defines are what 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -95,13 +95,6 @@ class Verifier:
         """Judge by comparing text: any of several gold answers is right; None if a worker must decide."""
         verdicts = [self.compare(completion, one, metadata) for one in accepted(answer)]
         return next((v for v in (CORRECT, None, WRONG) if v in verdicts), UNPARSABLE)
-
-    def check_answers(self, prompts: Iterable[Prompt]) -> None:
-        """Raise ConfigError for a gold answer that no completion can match."""
-        for prompt in prompts:
-            if problem := self.problem(prompt):
-                case = f"the answer to {prompt.text[-60:]!r} is {str(prompt.answer)[:60]!r}{problem}"
-                raise ConfigError(f"verifier.kind {self.kind}, but {case}")
 
 
 def registry() -> dict[str, type[Verifier]]:

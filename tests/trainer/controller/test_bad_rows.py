@@ -9,7 +9,7 @@ from test_data import ByteTokenizer, rows, write
 
 from trainer.config import Config, ConfigError, DataConfig, VerifierConfig
 from trainer.controller.bad_rows import write_skipped
-from trainer.controller.data import Dataset, load_prompts
+from trainer.controller.data import Dataset, Reader, load_prompts
 from trainer.controller.mixture import load_tasks
 
 BAD: list[dict[str, Any]] = [{"question": "no answer?", "answer": None}, {"question": "x" * 300, "answer": 1}]
@@ -17,7 +17,7 @@ BAD: list[dict[str, Any]] = [{"question": "no answer?", "answer": None}, {"quest
 
 def load(source: str, **settings: Any) -> Dataset:
     defaults: dict[str, Any] = {"source": source, "held_out": 5, "max_prompt_tokens": 100}
-    return load_prompts(DataConfig(**defaults | settings), ByteTokenizer())
+    return load_prompts(Reader(DataConfig(**defaults | settings), ByteTokenizer()))
 
 
 def test_bad_rows_are_skipped_up_to_the_share_and_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller import sources
-from trainer.controller.data import Dataset, load_prompts
+from trainer.controller.data import Dataset, Reader, load_prompts
 from trainer.main import main
 from trainer.verifiers.code_runner import decode, encode
 from trainer.verifiers.kinds.reasoning_gym import generate
@@ -49,7 +49,7 @@ def rows(n: int, start: int = 0) -> list[dict[str, Any]]:
 
 
 def load(tokenizer: Any = None, **settings: Any) -> Dataset:
-    return load_prompts(DataConfig(**settings), tokenizer or ByteTokenizer())
+    return load_prompts(Reader(DataConfig(**settings), tokenizer or ByteTokenizer()))
 
 
 def error(tokenizer: Any = None, **settings: Any) -> str:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer import cli
 from trainer.config import ConfigError, DataConfig, EngineConfig, ObjectiveConfig
 from trainer.controller.batch import build_batch
-from trainer.controller.data import Dataset, load_prompts
+from trainer.controller.data import Dataset, Reader, load_prompts
 from trainer.controller.process import check_lengths
 from trainer.controller.sampler import IssuedPrompt
 from trainer.controller.supervised import supervised_group
@@ -38,7 +38,7 @@ def load(model_dir: str, folder: Path, rows: list[dict[str, Any]] = ROWS, **sett
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in contents))
     files = {"source": str(folder / "train.jsonl"), "held_out_source": str(folder / "test.jsonl")}
     data = DataConfig(**{**files, "completion_column": "solution", **settings})
-    return load_prompts(data, AutoTokenizer.from_pretrained(model_dir), supervised=True)
+    return load_prompts(Reader(data, AutoTokenizer.from_pretrained(model_dir), supervised=True))
 
 
 def test_completions_are_the_rows_texts_with_the_end_token_and_need_no_answer(

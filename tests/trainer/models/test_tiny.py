@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import make_tiny as tiny
 from trainer.config import DataConfig
-from trainer.controller.data import load_prompts
+from trainer.controller.data import Reader, load_prompts
 from trainer.models.resolve import resolve_model
 
 ADDITION = DataConfig(
@@ -45,7 +45,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
-    data = load_prompts(ADDITION, tiny.make_tokenizer())
+    data = load_prompts(Reader(ADDITION, tiny.make_tokenizer()))
     trained = [q for q, _ in tiny.problems()[: tiny.PROBLEMS]]
     probed = [q for q, _ in tiny.problems()[tiny.PROBLEMS : tiny.PROBLEMS + tiny.PROBES]]
     held_out = {p.text for p in data.held_out}
@@ -57,7 +57,7 @@ def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
 def rate_of_held_out(folder: Path) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
+    pairs = [(p.text, p.answer) for p in load_prompts(Reader(ADDITION, tokenizer)).held_out]
     return float(np.mean([probability(model, tokenizer, *pair) for pair in pairs]))
 
 
