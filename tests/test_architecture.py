@@ -76,7 +76,7 @@ CEILINGS = {
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
     # 17 labels that an answer is not, rows and columns of CSV that run together
-    "controller": 3_080,
+    "controller": 3_076,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -120,7 +120,7 @@ CEILINGS = {
     "scaling": 6_597,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
     "evaluate": 531,
     "view": 799,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
-    "serve": 569,  # an HTTP server over the engine pool; 93 scores by a command
+    "serve": 567,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
     "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK

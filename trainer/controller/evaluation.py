@@ -3,10 +3,8 @@
 The engines start with the first checkpoint; the others are pushed to them as weights are in training.
 """
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from trainer.controller.context import RolloutContext
 from trainer.controller.controller import Emit
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.process import alive, note, prepare, send_event, until_stopped
+from trainer.controller.process import note, prepare, run_controller, until_stopped
 from trainer.controller.rollout import sample_record
-from trainer.roles import run_role
 from trainer.types import Group, Prompt, Rollout
 
 
@@ -28,17 +25,15 @@ def evaluation_main(
 ) -> None:  # fmt: skip
     """Entry of the spawned process, as that of the controller. `start`: `checkpoints` as (step, folder)."""
 
-    async def run() -> None:
-        with alive(telemetry), ExitStack() as stack:
-            emit = partial(send_event, telemetry)
-            ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit, held_out_only=True)
-            prompts = len(dataset.held_out) + sum(map(len, dataset.sets.values()))
-            emit("prompts", {"count": prompts})
-            work = _evaluate_all(ctx, dataset, start["checkpoints"], emit)
-            await until_stopped(work, telemetry, ctx.engine)
-            emit("done", {})
+    async def work(stack: ExitStack, emit: Emit) -> None:
+        ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit, held_out_only=True)
+        prompts = len(dataset.held_out) + sum(map(len, dataset.sets.values()))
+        emit("prompts", {"count": prompts})
+        evaluations = _evaluate_all(ctx, dataset, start["checkpoints"], emit)
+        await until_stopped(evaluations, telemetry, ctx.engine)
+        emit("done", {})
 
-    run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
+    run_controller(telemetry, work)
 
 
 async def _evaluate_all(

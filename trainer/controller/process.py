@@ -4,9 +4,9 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,22 +52,31 @@ def controller_main(
     """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'.
     `kind`: the class of controller; a replay has no engines."""
 
+    async def work(stack: ExitStack, emit: Emit) -> None:
+        log = Path(config.run_dir, EVENTS)  # a resume deletes it once it has recorded them
+        emit = partial(send_event, telemetry, log=stack.enter_context(open_to_append(log)))
+        learner = stack.enter_context(closing(LearnerClient(learner_conn)))
+        ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit)
+        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
+        sampler = sampler_of(config, dataset.train, partial(note, emit))
+        controller = kind(ctx, dataset, sampler, learner, journal, emit)
+        await _start(controller, resume)
+        asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller)
+        started()
+        gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
+        await controller.run()
+        await controller.save()
+        emit("done", {"step": controller.version, "ended_by": controller.ended_by})
+
+    run_controller(telemetry, work)
+
+
+def run_controller(telemetry: Connection, work: Callable[[ExitStack, Emit], Awaitable[None]]) -> None:
+    """Do the work of the controller's process, or of another in its place. The stack closes what it opens."""
+
     async def run() -> None:
-        with alive(telemetry), ExitStack() as stack:
-            log = Path(config.run_dir, EVENTS)  # a resume deletes it once it has recorded them
-            emit = partial(send_event, telemetry, log=stack.enter_context(open_to_append(log)))
-            learner = stack.enter_context(closing(LearnerClient(learner_conn)))
-            ctx, dataset = prepare(stack, config, model_dir, engine_conns, emit)
-            journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
-            sampler = sampler_of(config, dataset.train, partial(note, emit))
-            controller = kind(ctx, dataset, sampler, learner, journal, emit)
-            await _start(controller, resume)
-            asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller)
-            started()
-            gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
-            await controller.run()
-            await controller.save()
-            emit("done", {"step": controller.version, "ended_by": controller.ended_by})
+        with _alive(telemetry), ExitStack() as stack:
+            await work(stack, partial(send_event, telemetry))
 
     run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
 
@@ -107,12 +116,12 @@ def prepare(
                 rewards[name] = stack.enter_context(closing(judged))
         rewards = {name: rewards[owner] for name, owner in config.scorers.items() if owner in rewards}
         played_by = {n: environments[owner] for n, owner in config.scorers.items() if owner in environments}
-    stops = stop_ids(tokenizer, config.engine.stop)
-    ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline, played_by)
-    teacher = (
-        Teacher(config.objective.kl) if clients and config.objective.kl.by_url and not held_out_only else None
-    )
-    return replace(ctx, encode=encoder(tokenizer), tokenizer=tokenizer, teacher=teacher), dataset
+    kl, stops, encode = config.objective.kl, stop_ids(tokenizer, config.engine.stop), encoder(tokenizer)
+    teacher = Teacher(kl) if clients and kl.by_url and not held_out_only else None
+    return RolloutContext(
+        config, engines, rewards, decoder(tokenizer), stops, phrase, deadline, played_by, encode, tokenizer,
+        teacher,
+    ), dataset  # fmt: skip
 
 
 def note(emit: Emit, text: str) -> None:
@@ -175,7 +184,7 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any], log: IO[s
 
 
 @contextmanager
-def alive(telemetry: Connection) -> Iterator[None]:
+def _alive(telemetry: Connection) -> Iterator[None]:
     """Let the launcher know that this process is not frozen: all others wait for it. A thread says so, since
     loading data, or a long journal, may take the event loop's thread for minutes."""
     ended = threading.Event()

@@ -13,10 +13,10 @@ from aiohttp import web
 from trainer.config import Config, ConfigError
 from trainer.controller.controller import Emit
 from trainer.controller.deadline import Deadline
-from trainer.controller.process import alive, note, send_event, until_stopped
+from trainer.controller.process import note, run_controller, until_stopped
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.roles import role_name, run_role
+from trainer.roles import role_name
 from trainer.run_folder import latest
 from trainer.serve.body import Served
 from trainer.serve.endpoint import Endpoint
@@ -34,28 +34,26 @@ def serve_main(
     """Entry of the spawned process, as that of the controller. `start`: the `endpoint`."""
     endpoint: Endpoint = start["endpoint"]
 
-    async def run() -> None:
-        with alive(telemetry), ExitStack() as stack:
-            emit = partial(send_event, telemetry)
-            clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
-            deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
-            pool = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, partial(note, emit))))
-            listener = stack.enter_context(_listen(endpoint))
-            served = describe(config, model_dir, endpoint.name, pool)
-            for info in await pool.ready():
-                emit("ready", {"engine": info})
-            await pool.update_weights(endpoint.version, "")
-            runner = await start_http(Routes(served).application(endpoint.token), listener)
-            host, port = listener.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            note(emit, f"serving {endpoint.name} at {url}")
-            scoring = endpoint.scoring
-            work = score(scoring, endpoint, url, pool) if scoring else _follow(endpoint, pool, emit)
-            await until_stopped(work, telemetry, pool)
-            await runner.cleanup()
-            emit("done", {})
+    async def work(stack: ExitStack, emit: Emit) -> None:
+        clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
+        deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
+        pool = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, partial(note, emit))))
+        listener = stack.enter_context(_listen(endpoint))
+        served = describe(config, model_dir, endpoint.name, pool)
+        for info in await pool.ready():
+            emit("ready", {"engine": info})
+        await pool.update_weights(endpoint.version, "")
+        runner = await start_http(Routes(served).application(endpoint.token), listener)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        note(emit, f"serving {endpoint.name} at {url}")
+        scoring = endpoint.scoring
+        serving = score(scoring, endpoint, url, pool) if scoring else _follow(endpoint, pool, emit)
+        await until_stopped(serving, telemetry, pool)
+        await runner.cleanup()
+        emit("done", {})
 
-    run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
+    run_controller(telemetry, work)
 
 
 async def start_http(application: web.Application, listener: socket.socket) -> web.AppRunner:
