@@ -69,10 +69,8 @@ class Query:
     steps: tuple[int, int] | None = None  # first and last
     outcome: str = ""
     interrupted: bool | None = None
-    # Lowest and highest value; None: no bound.
-    reward: tuple[float | None, float | None] = (None, None)
-    length: tuple[float | None, float | None] = (None, None)
-    advantage: tuple[float | None, float | None] = (None, None)
+    # Lowest and highest value (None: no bound) of rewards, lengths and advantages, as far as they are asked.
+    bounds: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     text: str = ""  # in the prompt, a completion or a turn, whatever its case
     order: str = "newest"
 
@@ -82,12 +80,7 @@ class Query:
             return False
         if self.steps and not self.steps[0] <= entry.step <= self.steps[1]:
             return False
-        columns = (
-            (entry.rewards, self.reward),
-            (entry.lengths, self.length),
-            (entry.advantages, self.advantage),
-        )
-        asked = [(values, bounds) for values, bounds in columns if bounds != (None, None)]
+        asked = [(getattr(entry, column), bounds) for column, bounds in self.bounds.items()]
         if not (asked or self.outcome) and self.interrupted is None:
             return bool(entry.rewards)
         return any(

@@ -178,21 +178,22 @@ class View:
 
 def query_of(values: Any) -> Query:
     """The filters in an address; ValueError for one that cannot be read."""
-    numbers: dict[str, float | None] = {}
-    for name in ("reward", "length", "advantage"):
-        for end in ("min", "max"):
-            raw = values.get(f"{name}_{end}", "")
-            numbers[f"{name}_{end}"] = float(raw) if raw else None
+
+    def number(name: str) -> float | None:
+        raw = values.get(name, "")
+        return float(raw) if raw else None
+
+    bounds = {f"{x}s": (number(f"{x}_min"), number(f"{x}_max")) for x in ("reward", "length", "advantage")}
+    bounds = {column: ends for column, ends in bounds.items() if ends != (None, None)}
     first, _, last = values.get("step", "").replace("–", "-").partition("-")
     steps = (int(first), int(last or first)) if first.strip() else None
     if (order := values.get("order") or "newest") not in ORDERS:
         raise ValueError(f"order: expected one of {', '.join(ORDERS)}")
     if (asked := values.get("interrupted", "")) not in INTERRUPTED:
         raise ValueError(f"interrupted: expected 1 or 0, given {asked[:40]!r}")
-    bounds = {x: (numbers[f"{x}_min"], numbers[f"{x}_max"]) for x in ("reward", "length", "advantage")}
     return Query(
         task=values.get("task", ""), steps=steps, outcome=values.get("outcome", ""), order=order,
-        interrupted=INTERRUPTED[asked], text=values.get("text", ""), **bounds,
+        interrupted=INTERRUPTED[asked], text=values.get("text", ""), bounds=bounds,
     )  # fmt: skip
 
 

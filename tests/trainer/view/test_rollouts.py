@@ -39,10 +39,12 @@ def test_the_table_has_every_group_with_its_step_and_filters_choose_among_them(t
     assert row["advantages"] == [0.5, -0.5, None] and row["interrupted"] == [False, True, False]
     assert ids(table, task="math") == [5, 3, 1]
     assert ids(table, steps=(2, 2), order="oldest") == [2, 3]
-    assert ids(table, steps=(1, 2), outcome="correct", reward=(0.0, None)) == [3, 2, 1, 0]
+    assert ids(table, steps=(1, 2), outcome="correct", bounds={"rewards": (0.0, None)}) == [3, 2, 1, 0]
     assert ids(table, outcome="correct", interrupted=True) == [3]  # one rollout meets both
-    assert ids(table, advantage=(0.4, None)) == [3, 2, 1, 0] and ids(table, advantage=(0.6, None)) == []
-    assert ids(table, length=(14, 14)) == [5, 4, 3, 2, 1, 0] and ids(table, length=(15, None)) == []
+    assert ids(table, bounds={"advantages": (0.4, None)}) == [3, 2, 1, 0]
+    assert ids(table, bounds={"advantages": (0.6, None)}) == []
+    assert ids(table, bounds={"lengths": (14, 14)}) == [5, 4, 3, 2, 1, 0]
+    assert ids(table, bounds={"lengths": (15, None)}) == []
     assert table.tasks() == ["code", "math"]
 
 
