@@ -76,7 +76,7 @@ CEILINGS = {
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
     # 17 labels that an answer is not, rows and columns of CSV that run together
-    "controller": 3_076,
+    "controller": 3_073,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -106,7 +106,7 @@ CEILINGS = {
     "environments": 653,
     # 29 the HTTP client that a judge and a teacher share
     # 2 a column called choices
-    "verifiers": 1_482,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
+    "verifiers": 1_472,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
     # 2 a sweep that came first

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainer.config import ConfigError, KLConfig
 from trainer.types import Group
-from trainer.verifiers.http_client import Address, Cache, NoScoreError, ScoringClient, ServerFailedError
+from trainer.verifiers.http_client import Cache, NoScoreError, ScoringClient, ServerFailedError
 
 CACHED = 4096  # completions whose scores are kept; the least recently used is dropped
 PROBED = 64  # tokens whose texts are compared at the start
@@ -26,10 +26,7 @@ class Teacher:
     """The teacher, for one event loop. ConfigError if its settings are wrong."""
 
     def __init__(self, config: KLConfig) -> None:
-        keys = "objective.kl.to", "objective.kl", "the URL or the key"
-        self._client = ScoringClient(
-            Address("teacher", config.to, config.api_key_env, config.deadline_s, *keys)
-        )
+        self._client = ScoringClient("teacher", config, "objective.kl.to", "the URL or the key")
         self._model, self._cached = "", Cache(self._ask, CACHED)
 
     async def start(self, tokenizer: Any, longest: int) -> None:

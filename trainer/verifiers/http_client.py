@@ -13,13 +13,12 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError, JudgeConfig, KLConfig
 
 IN_FLIGHT = 64  # requests at once
 PAUSE_S, MAX_PAUSE_S = 0.5, 10.0  # before the first retry, and at most
@@ -37,32 +36,24 @@ class NoScoreError(Exception):
     """This completion has no score; the server goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The server, and the configuration's keys for it, which errors name."""
-
-    role: str  # judge or teacher
-    url: str
-    api_key_env: str
-    deadline_s: float
-    url_key: str
-    section: str  # the key before .api_key_env and .deadline_s
-    settings: str  # what can be wrong where the server refuses a route
-
-
 class ScoringClient:
-    """Calls of one event loop. ConfigError if the URL is none, or the API key's variable is not set."""
+    """Calls of one event loop. ConfigError if the URL is none, or the API key's variable is not set.
 
-    def __init__(self, address: Address) -> None:
-        url, env = address.url, address.api_key_env
+    `role`: judge or teacher. `url_key`: the key of the URL in the section `config`, which errors name.
+    `settings`: what can be wrong where the server refuses a route."""
+
+    def __init__(self, role: str, config: JudgeConfig | KLConfig, url_key: str, settings: str) -> None:
+        self._section, _, key = url_key.rpartition(".")
+        url, env = getattr(config, key), config.api_key_env
         if not re.fullmatch(r"https?://[^@\s]+", url) or not _parses(url):
             raise ConfigError(
-                f"{address.url_key}: expected http(s)://HOST:PORT, PORT a number, without a name or password"
+                f"{url_key}: expected http(s)://HOST:PORT, PORT a number, without a name or password"
             )
         self._key = os.environ.get(env, "")
         if env and not self._key:
-            raise ConfigError(f"{address.section}.api_key_env: ${env} is not set")
-        self._address, self.name = address, f"the {address.role} at {url}"
+            raise ConfigError(f"{self._section}.api_key_env: ${env} is not set")
+        self._deadline_s, self._url_key, self._settings = config.deadline_s, url_key, settings
+        self.name = f"the {role} at {url}"
         self._http = httpx2.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
@@ -78,7 +69,7 @@ class ScoringClient:
             return await self._call(method, route, body)
 
     async def _call(self, method: str, route: str, body: dict[str, Any] | None) -> Any:
-        deadline_s, began = self._address.deadline_s, time.monotonic()
+        deadline_s, began = self._deadline_s, time.monotonic()
         for attempt in count():
             remaining = began + deadline_s - time.monotonic()
             try:
@@ -91,7 +82,7 @@ class ScoringClient:
                 if response.status_code in REFUSED:
                     raise NoScoreError(reason)
                 if response.status_code not in TRANSIENT:
-                    text = f"{self.name} refuses {route}: {reason}; correct {self._address.settings}"
+                    text = f"{self.name} refuses {route}: {reason}; correct {self._settings}"
                     raise ServerFailedError(text)
             except httpx2.HTTPError as e:
                 reason = str(e) or type(e).__name__
@@ -100,8 +91,8 @@ class ScoringClient:
                 break
             await asyncio.sleep(pause)
         raise ServerFailedError(
-            f"{self.name} has not answered for {self._address.section}.deadline_s = {deadline_s:g} s "
-            f"({reason}): start its server, or correct --{self._address.url_key}"
+            f"{self.name} has not answered for {self._section}.deadline_s = {deadline_s:g} s "
+            f"({reason}): start its server, or correct --{self._url_key}"
         )
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from trainer.config import JudgeConfig
-from trainer.verifiers.http_client import Address, NoScoreError, ScoringClient, ServerFailedError
+from trainer.verifiers.http_client import NoScoreError, ScoringClient, ServerFailedError
 
 NUMBER = re.compile(r"(?<![\w./])-?(?:\d+(?:\.\d+)?|\.\d+)")  # not the 10 of 8/10
 Request = str | list[dict[str, str]]  # a text, or a conversation
@@ -16,10 +16,8 @@ class Server:
     """The client. ConfigError if the URL is none, or the API key's variable is not set."""
 
     def __init__(self, config: JudgeConfig) -> None:
-        section = "verifier.judge"
-        keys = f"{section}.url", section, "url, api, model or key"
-        address = Address("judge", config.url, config.api_key_env, config.deadline_s, *keys)
-        self._config, self._model, self._client = config, config.model, ScoringClient(address)
+        self._config, self._model = config, config.model
+        self._client = ScoringClient("judge", config, "verifier.judge.url", "url, api, model or key")
 
     async def score(self, request: Request) -> float:
         """The score. NoScoreError if the server refuses this request, ServerFailedError if it fails."""
