@@ -96,14 +96,13 @@ class Curves:
 def recipe_curves(
     groups: Sequence[Sequence[Average]],
     compute: Array,  # (m,) ascending, two or more
-    margin: float = MARGIN,  # between the ceilings of two runs of one recipe, 90 %, before the runs update it
 ) -> tuple[list[Array], tuple[SeedVariance, ...]]:
     """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,)."""
     rng = np.random.default_rng(0)
     drawn = [[_by_growth(run, compute, rng) for run in runs] for runs in groups]
     moments = [[(x.mean(0), x.var(0)) for x in runs] for runs in drawn]
     slope = np.mean([np.gradient(m, np.log(compute)) for runs in moments for m, _ in runs], axis=0)
-    prior = np.hypot(margin / MARGIN_IN_MEDIANS, SEED_SD * slope)
+    prior = np.hypot(MARGIN / MARGIN_IN_MEDIANS, SEED_SD * slope)
     spread = tuple(
         seed_variance([[(float(m[i]), float(v[i])) for m, v in runs] for runs in moments], float(prior[i]))
         for i in range(len(compute))

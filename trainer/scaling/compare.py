@@ -119,7 +119,6 @@ class Comparison:
     pairs: tuple[Pair, ...]
     seeds: int  # runs beyond the first of each recipe, from which `spread` is estimated
     spread: dict[str, Estimate]  # standard deviation over seeds of A, log B, log C_mid and the reward
-    margin: float  # the one that was given
     confidence: float
     incomparable: str = ""  # why there are no pairs and no ranking
     budgets: tuple[tuple[float, tuple[Standing, ...]], ...] = ()  # none of these, if all runs have fallen
@@ -131,17 +130,13 @@ class Comparison:
 def compare(
     groups: Mapping[str, Curve | Sequence[Curve]],
     budgets: Sequence[float] = (),
-    margin: float = MARGIN,
     confidence: float = 0.9,
     within: float | None = None,
-    end: float | None = None,
 ) -> Comparison:
     """Compare two or more recipes, each of one or more runs, all in one unit of compute.
 
     `budgets`: where to compare rewards (default: ¼, ½, 1 and 2 times what all have data to).
-    `margin`: between the ceilings of two runs of one recipe, 90 %, before the runs update it.
-    `confidence`, `within`: as in `fit_curve`. `end`: where they are ranked (default: what all have data to).
-    ConfigError: too few points.
+    `confidence`, `within`: as in `fit_curve`. ConfigError: too few points.
     """
     named = groups if isinstance(groups, Mapping) else {}
     curves = {k: list(runs) if isinstance(runs, Sequence) else [runs] for k, runs in named.items()}
@@ -149,32 +144,29 @@ def compare(
         raise ConfigError("compare: expected {NAME: [RUN, ...], ...}, each RUN a Curve, as of curve(...)")
     curves = {k: list(map(without_flops, runs)) for k, runs in curves.items()}
     fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in curves.items()}
-    return compare_fits(fits, budgets, margin, end)
+    return compare_fits(fits, budgets)
 
 
-def compare_fits(
-    groups: Fitted,
-    budgets: Sequence[float] = (),
-    margin: float = MARGIN,
-    end: float | None = None,
-) -> Comparison:
-    """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
+def compare_fits(groups: Fitted, budgets: Sequence[float] = (), end: float | None = None) -> Comparison:
+    """`compare`, of runs that have been fitted already, all with the same confidence and `within`.
+
+    `end`: where they are ranked (default: what all have data to).
+    """
     confidence = next(iter(groups.values()))[0][1].confidence
-    recipes, variances = pooled_recipes(groups, margin)
-    curves = curves_of(recipes, budgets, margin, end)
-    equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
+    recipes, variances = pooled_recipes(groups)
+    curves = curves_of(recipes, budgets, end)
+    equivalent = min(MARGIN, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
     comparison = Comparison(
         tuple(recipes),
         tuple(_pair(a, b, equivalent, confidence, curves) for a, b in combinations(recipes, 2)),
         seeds=sum(len(recipe.used) - 1 for recipe in recipes),
         spread={name: variance.estimate(confidence) for name, variance in variances.items()},
-        margin=margin,
         confidence=confidence,
     )
     return _with_budgets(comparison, curves, budgets) if curves else comparison
 
 
-def pooled_recipes(groups: Fitted, margin: float = MARGIN) -> tuple[list[Recipe], dict[str, SeedVariance]]:
+def pooled_recipes(groups: Fitted) -> tuple[list[Recipe], dict[str, SeedVariance]]:
     """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all.
 
     C_mid of a run that is fitted to FLOPs is not the compute that it took, so it is fitted to that again.
@@ -182,16 +174,14 @@ def pooled_recipes(groups: Fitted, margin: float = MARGIN) -> tuple[list[Recipe]
     groups = {k: [(c, _to_compute(c, fit)) for c, fit in runs] for k, runs in groups.items()}
     used = {k: _used([fit for _, fit in runs]) for k, runs in groups.items()}
     draws = {k: [x for i in used[k] if (x := runs[i][1].draws)] for k, runs in groups.items()}
-    variances = seed_variances(list(draws.values()), margin)
+    variances = seed_variances(list(draws.values()))
     rng = np.random.default_rng(0)
     levels = np.stack([variances[name].draw(rng) for name in PARAMETERS])
     pooled = {k: pool(runs, variances, levels, rng) for k, runs in draws.items()}
     return [_recipe(k, runs, used[k], pooled[k]) for k, runs in groups.items()], variances
 
 
-def curves_of(
-    recipes: Sequence[Recipe], budgets: Sequence[float], margin: float, end: float | None
-) -> Curves | None:
+def curves_of(recipes: Sequence[Recipe], budgets: Sequence[float], end: float | None) -> Curves | None:
     """The curves of recipes on a grid with `budgets` and the SHARES of the end; None: all have fallen."""
     known = [recipe for recipe in recipes if recipe.forecasts]
     if not known:
@@ -201,7 +191,7 @@ def curves_of(
     low = min(fit.compute_range[0] for runs in fits for fit in runs)
     end, high = end or min(last.values()), max(FURTHEST * max(last.values()), *reach.values())
     grid = np.unique([*np.geomspace(low, high, 120), *(x * end for x in SHARES), *budgets])
-    drawn, spread = ahead.recipe_curves([[fit.forecast for fit in runs] for runs in fits], grid, margin)
+    drawn, spread = ahead.recipe_curves([[fit.forecast for fit in runs] for runs in fits], grid)
     return Curves(grid, dict(zip(last, drawn, strict=True)), last, reach, spread, end, fits[0][0].confidence)
 
 

@@ -64,7 +64,7 @@ def draws_by_value(
     end, ranges = comparison.end[0], [f.compute_range for r in comparison.recipes for f in r.forecasts]
     halvings = int(np.log2(end / max(low for low, _ in ranges)))
     budgets = sorted({*(end / 2**i for i in range(halvings, -1, -1)), *further})
-    curves = curves_of(comparison.recipes, budgets, comparison.margin, end)
+    curves = curves_of(comparison.recipes, budgets, end)
     assert curves is not None  # as there is an end
     best_of = {b: draws for b in budgets if len(draws := _best_of_values(curves, b, values)) > 1}
     return curves, best_of

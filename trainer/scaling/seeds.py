@@ -70,9 +70,9 @@ def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], median: floa
 MARGIN_IN_MEDIANS = seed_variance([], 1.0).margin(0.9)
 
 
-def seed_variances(recipes: Sequence[Sequence[Draws]], margin: float = MARGIN) -> dict[str, SeedVariance]:
+def seed_variances(recipes: Sequence[Sequence[Draws]]) -> dict[str, SeedVariance]:
     """τ of A, log B and log C_mid, from the runs of some recipes."""
-    medians = {"A": margin / MARGIN_IN_MEDIANS, "B": SEED_SD, "C_mid": SEED_SD}
+    medians = {"A": MARGIN / MARGIN_IN_MEDIANS, "B": SEED_SD, "C_mid": SEED_SD}
     return {
         name: seed_variance([_moments(runs, name) for runs in recipes], median)
         for name, median in medians.items()

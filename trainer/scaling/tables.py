@@ -288,20 +288,19 @@ def _reasons(recipe: Recipe) -> str:
 
 def seed_sentence(comparison: Comparison) -> str:
     """The spread over runs of one recipe, its source, and the levels of the differences, as sentences."""
-    margin = f"{comparison.margin:g}" + " (the paper's)" * (comparison.margin == MARGIN)
     runs = sum(len(recipe.used) for recipe in comparison.recipes)
     spread = [f"{interval(comparison.spread[name], '.0%')} in {name}" for name in ("B", "C_mid")]
     text = (
         "Runs of one recipe differ with a standard deviation of "
         f"{interval(comparison.spread['A'], 'A')} in A, {' and '.join(spread)}. That is the prior "
-        f"(ceilings of two runs differ by up to ±{margin}; for B and C_mid, {SEED_SD:.0%} is assumed), "
-        f"updated with {runs} runs of {len(comparison.recipes)} recipes."
+        f"(ceilings of two runs differ by up to ±{MARGIN:g} (the paper's); for B and C_mid, {SEED_SD:.0%} is "
+        f"assumed), updated with {runs} runs of {len(comparison.recipes)} recipes."
     )
     if not comparison.seeds:
         text = (
             "There is one run of each recipe. How much runs of one recipe differ is therefore assumed, to a "
-            f"factor of two: the ceilings of two runs by up to ±{margin}, B and C_mid with a standard "
-            f"deviation of {SEED_SD:.0%}, for which nothing is published."
+            f"factor of two: the ceilings of two runs by up to ±{MARGIN:g} (the paper's), B and C_mid with a "
+            f"standard deviation of {SEED_SD:.0%}, for which nothing is published."
         )
     if not comparison.pairs:
         return text

@@ -11,6 +11,7 @@ from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
 from trainer.scaling.layout import Block
 from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
+from trainer.scaling.seeds import MARGIN
 from trainer.scaling.tables import answer, budget_sentences, pair_sentences, parts, recipe_sentences
 
 Groups = Mapping[str, Sequence[Reading]]
@@ -63,15 +64,15 @@ def describe(comparison: Comparison, readings: Groups, unit: str, details: bool 
 
 def to_json(comparison: Comparison, readings: Groups, unit: str) -> dict[str, Any]:
     """All numbers and sentences of `describe`."""
-    end, margins = comparison.end, ("seeds", "margin", "reward_margin")
+    end, spread = comparison.end, {name: asdict(e) for name, e in comparison.spread.items()}
     return {
         "unit": unit,
         "confidence": comparison.confidence,
         "warnings": warnings(readings),
         "incomparable": comparison.incomparable,
         "notes": [*recipe_sentences(comparison), *budget_sentences(comparison)],
-        "spread_over_seeds": {name: asdict(e) for name, e in comparison.spread.items()}
-        | {name: getattr(comparison, name) for name in margins},
+        "spread_over_seeds": spread
+        | {"seeds": comparison.seeds, "margin": MARGIN, "reward_margin": comparison.reward_margin},
         "recipes": {
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
