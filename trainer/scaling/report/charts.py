@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from trainer.jsonl import nan_to_null
 from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Estimate, Fit
 from trainer.scaling.plot import LINEAR_REACH, reward_title, sampled, straighten
@@ -37,7 +37,7 @@ TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
 
 
 def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that is drawn, as valid JSON: what is not finite is None."""
+    """Everything that is drawn, as valid JSON: six digits of each number; None: it is not finite."""
     longest = max((p.compute for r in runs for p in r.curve.points), default=0.0)
     steps = [step for r in runs if r.record for step in r.record.steps]
     recipes = list(dict.fromkeys(r.recipe for r in runs))
@@ -51,7 +51,7 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
         "recipes": recipes,
         "runs": [_run(r, longest) | {"recipe": recipes.index(r.recipe)} for r in runs],
     }
-    return dict(_plain(drawn))
+    return dict(json.loads(json.dumps(nan_to_null(drawn)), parse_float=lambda x: float(f"{float(x):.6g}")))
 
 
 def as_script(data: Mapping[str, Any]) -> str:
@@ -114,15 +114,3 @@ def _record(record: Record, predictable: bool) -> dict[str, Any]:
         "wall_s": record.wall_s,
         "lanes": [{"role": role, "shares": shares} for role, shares in record.lanes.items()],
     }
-
-
-def _plain(x: Any) -> Any:
-    """The same with numbers rounded to six digits, more than a screen shows; None if not finite."""
-    match x:
-        case float():
-            return float(f"{x:.6g}") if math.isfinite(x) else None
-        case dict():
-            return {key: _plain(value) for key, value in x.items()}
-        case list() | tuple():
-            return [_plain(value) for value in x]
-    return x
