@@ -53,20 +53,11 @@ class PaperGrid:
 class PaperFit:
     """The pair of the grid with the least sum of squares, and its B."""
 
-    A: float
-    B: float
-    C_mid: float
-    R0: float
+    sigmoid: Sigmoid
     sse: float  # Σ (R − sigmoid)²
-    grid: PaperGrid
     # A-at-grid-edge, C_mid-at-grid-edge: the best is the first or last of its grid, so move its ends;
     # B-at-bound: the best lies at an end of B_TABLE.
     flags: tuple[str, ...]
-
-    @property
-    def sigmoid(self) -> Sigmoid:
-        """The sigmoid with these parameters."""
-        return Sigmoid(self.R0, self.A, self.B, self.C_mid)
 
 
 def paper_fit(
@@ -96,7 +87,7 @@ def paper_fit(
         *(["C_mid-at-grid-edge"] if j_best in (0, len(C_mid) - 1) else []),
         *(["B-at-bound"] if not B_TABLE[0] * 1.001 < B < B_TABLE[-1] * 0.999 else []),
     )
-    return PaperFit(float(A[i_best]), B, float(C_mid[j_best]), R0, float(sse[best]), grid, flags)
+    return PaperFit(Sigmoid(R0, float(A[i_best]), B, float(C_mid[j_best])), float(sse[best]), flags)
 
 
 def _can_win(x: Array, y: Array, lift: Array) -> tuple[NDArray[np.intp], ...]:
