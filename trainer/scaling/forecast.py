@@ -237,39 +237,26 @@ def error_at_2x(test: Backtest | None) -> float | None:
     return test.end.error if test is not None and test.predictable else None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The quality of the forecasts of the ends of several runs. NaN where no end was forecast."""
+def summarize(tests: Sequence[Backtest | None]) -> dict[str, float]:
+    """The quality of the forecasts of the ends of several runs; NaN where no end was forecast.
 
-    runs: int
-    forecast: int  # of these; the others were too short, flat or falling
-    identified: int  # ceilings
-    error: float  # median |measured − predicted| of the end
-    bias: float  # median of measured − predicted: above 0, forecasts were too low
-    coverage: float  # share of the intervals of the end that hold what was measured
-    width: float  # median, of these intervals
-    level_error: float  # median |error| of the last quarter's mean
-    carried_error: float  # the same, of the last evaluations carried on
-    level_coverage: float  # share of the intervals of the last quarter's mean that hold it
-
-
-def summarize(tests: Sequence[Backtest | None]) -> Summary:
-    """Over runs that were all fitted up to the same share of their compute."""
+    All runs were fitted up to the same share of their compute.
+    """
     shown = [test for test in tests if test is not None and test.predictable]
 
     def over_runs(values: Sequence[float], mean: bool = False) -> float:
         return float((np.mean if mean else np.median)(values)) if shown else float("nan")
 
     ends = [test.end for test in shown]
-    return Summary(
-        runs=len(tests),
-        forecast=len(shown),
-        identified=sum(test.identified for test in shown),
-        error=over_runs([abs(end.error) for end in ends]),
-        bias=over_runs([end.error for end in ends]),
-        coverage=over_runs([end.inside for end in ends], mean=True),
-        width=over_runs([end.predicted.high - end.predicted.low for end in ends]),
-        level_error=over_runs([abs(test.level.error) for test in shown]),
-        carried_error=over_runs([abs(test.level.measured - test.carried) for test in shown]),
-        level_coverage=over_runs([test.level.inside for test in shown], mean=True),
-    )
+    return {
+        "runs": len(tests),
+        "forecast": len(shown),  # of these; the others were too short, flat or falling
+        "identified": sum(test.identified for test in shown),  # ceilings
+        "error": over_runs([abs(end.error) for end in ends]),
+        "bias": over_runs([end.error for end in ends]),  # above 0, forecasts were too low
+        "coverage": over_runs([end.inside for end in ends], mean=True),
+        "width": over_runs([end.predicted.high - end.predicted.low for end in ends]),
+        "level_error": over_runs([abs(test.level.error) for test in shown]),  # of the last quarter's mean
+        "carried_error": over_runs([abs(test.level.measured - test.carried) for test in shown]),
+        "level_coverage": over_runs([test.level.inside for test in shown], mean=True),
+    }

@@ -111,8 +111,8 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
         return replace(test, end=end, level=level, carried=0.7)
 
     result = summarize([*map(with_error, (0.01, -0.02, 0.05)), None, replace(test, predictable=False)])
-    assert (result.runs, result.forecast) == (5, 3)
-    assert (result.error, result.bias) == (pytest.approx(0.02), pytest.approx(0.01))
-    assert result.width == pytest.approx(0.09) and result.coverage == pytest.approx(2 / 3)
-    assert (result.level_error, result.carried_error) == (pytest.approx(0.04), pytest.approx(0.18))
-    assert result.level_coverage == pytest.approx(1 / 3)
+    assert (result["runs"], result["forecast"]) == (5, 3)
+    assert (result["error"], result["bias"]) == (pytest.approx(0.02), pytest.approx(0.01))
+    assert result["width"] == pytest.approx(0.09) and result["coverage"] == pytest.approx(2 / 3)
+    assert (result["level_error"], result["carried_error"]) == (pytest.approx(0.04), pytest.approx(0.18))
+    assert result["level_coverage"] == pytest.approx(1 / 3)

@@ -85,8 +85,8 @@ def test_earlier_runs_say_which_law_and_how_steep_it_is(earlier: Earlier) -> Non
 
 def test_with_earlier_runs_a_quarter_predicts_the_end_with_half_the_doubt(earlier: Earlier) -> None:
     alone, like = (summarize(tried(logistic_to_1, prior, 0.25)) for prior in (None, earlier))
-    assert like.width < 0.5 * alone.width and like.error < 0.03
-    assert like.coverage >= 6 / 8
+    assert like["width"] < 0.5 * alone["width"] and like["error"] < 0.03
+    assert like["coverage"] >= 6 / 8
 
 
 def test_where_all_laws_are_wrong_the_errors_of_earlier_forecasts_correct_the_new_one() -> None:
@@ -94,8 +94,8 @@ def test_where_all_laws_are_wrong_the_errors_of_earlier_forecasts_correct_the_ne
     mean, sd = prior_after(earlier, run(slowing, 100)).drift
     assert mean > 0.1 and sd < 0.3  # what they learned of p made them expect too little
     alone, like = (summarize(tried(slowing, prior, 0.33)) for prior in (None, earlier))
-    assert like.error < 0.7 * alone.error
-    assert like.coverage >= 6 / 8
+    assert like["error"] < 0.7 * alone["error"]
+    assert like["coverage"] >= 6 / 8
 
 
 def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from trainer.config import ConfigError
 from trainer.scaling.commands import ForecastCommand, Json, sources, write_json
 from trainer.scaling.curve.points import MIN_FORECAST
-from trainer.scaling.forecast import CARRIED, Backtest, Summary, backtest, summarize
+from trainer.scaling.forecast import CARRIED, Backtest, backtest, summarize
 from trainer.scaling.layout import Block, Rows, amount, interval, short_names
 from trainer.scaling.reading.read import read_inputs
 
@@ -42,7 +42,7 @@ class Command(ForecastCommand):
                 share = value / 100 * curve.points[-1].compute if is_share and curve.points else value
                 tests.append(backtest(curve, share, self.confidence, self.within, self.earlier))
             content[text] = {
-                "summary": asdict(summarize(tests)),
+                "summary": summarize(tests),
                 "runs": {name: test and asdict(test) for name, test in zip(names, tests, strict=True)},
             }
         write_json(self.json, content)
@@ -51,16 +51,15 @@ class Command(ForecastCommand):
             blocks += [_details(text, names, tests) for text, tests in each_limit.items()]
         print("\n\n".join([*map(str, blocks), sources(readings)]))
 
-    def _summary(self, summaries: Mapping[str, Summary]) -> Block:
+    def _summary(self, summaries: Mapping[str, Mapping[str, float]]) -> Block:
         level = f"{self.confidence:.0%}"
         head = ("until", "forecast", "identified", "error", "bias", "held", "width", "level", "carried")
+        forms = ["{error:.3f}", "{bias:+.3f}", "{coverage:.0%}", "{width:.3f}"]
+        forms += ["{level_error:.3f}, {level_coverage:.0%}", "{carried_error:.3f}"]
         rows: Rows = [head]
         for until, s in summaries.items():
-            cells: tuple[str, ...] = ("–",) * 6
-            if s.forecast:
-                cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.coverage:.0%}", f"{s.width:.3f}")
-                cells += (f"{s.level_error:.3f}, {s.level_coverage:.0%}", f"{s.carried_error:.3f}")
-            rows.append((until, f"{s.forecast} of {s.runs}", str(s.identified), *cells))
+            cells = (form.format_map(s) if s["forecast"] else "–" for form in forms)
+            rows.append((until, f"{s['forecast']} of {s['runs']}", str(s["identified"]), *cells))
         about = (
             "The forecast of the last evaluation and what was measured, over runs: median |error|, median "
             f"of measured − predicted (bias), share of the {level} intervals that hold it, their width. "
