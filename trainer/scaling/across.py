@@ -16,8 +16,6 @@ Two published laws over sizes are cross-checks (`other_laws`), each fitted to th
 number for a size not trained, with the jackknife's interval.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

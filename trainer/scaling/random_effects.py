@@ -6,8 +6,6 @@ For each level of τ, a is integrated in closed form; the prior of τ is the cal
 mixture over these levels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -20,8 +20,6 @@ The laws of the prior DEFAULT were chosen on the runs with seed 0 of docs/study.
 kind change it (earlier.py).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -16,8 +16,6 @@ differs from draw to draw. Its logarithm has Student's t distribution, without t
 (--rates).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The statistics are in average.py: an interval holds quantiles of its draws, a va
 likely sigmoid.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

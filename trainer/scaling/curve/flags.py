@@ -1,7 +1,5 @@
 """Flags of a fit: what the data cannot identify, and how that is said."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -8,8 +8,6 @@ errors may be correlated in each (marginal.py), so that noise which wanders is n
 limits below were chosen by simulation: python -m bench validation.shapes, and docs/validation.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
