@@ -11,7 +11,6 @@ prompts, in which a prompt brings its outcomes at every N and C along: they incl
 the sampling of completions.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +18,6 @@ from itertools import pairwise
 import numpy as np
 from scipy.interpolate import make_smoothing_spline
 
-from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.curve.sigmoid import Array, Estimate, estimate
 from trainer.scaling.reading.held_out import Worth
 
@@ -38,7 +36,7 @@ class Doubling:
 
 
 def doublings(worth: Worth, at: Sequence[float], confidence: float) -> list[Doubling]:
-    """Each doubling of N at each compute, which is within the data; `enough` evaluations are needed."""
+    """Each doubling of N at each compute, which is within the data: of five evaluations or more."""
     values = _worth(worth.compute, worth.by_prompt.mean(2), at)
     draws = np.array([_worth(worth.compute, means, at) for means in _resampled(worth)])
     return [
@@ -46,11 +44,6 @@ def doublings(worth: Worth, at: Sequence[float], confidence: float) -> list[Doub
         for i, n in enumerate(worth.ns[:-1])
         for j, c in enumerate(at)
     ]
-
-
-def enough(worth: Worth) -> bool:
-    """True if there are the evaluations that a spline needs, at different computes, and an N to double."""
-    return len(np.unique(worth.compute)) >= MIN_POINTS and len(worth.ns) > 1
 
 
 def rewards(worth: Worth, confidence: float) -> Curves:
@@ -83,14 +76,6 @@ def _worth(
         np.maximum.accumulate(make_smoothing_spline(np.sqrt(places), row)(np.sqrt(grid)))
         for row in means[first].T
     ]
-    out = [
-        [max(_first_at_least(grid, one, float(np.interp(c, grid, two))) - c, 0.0) for c in at]
-        for one, two in pairwise(curves)
-    ]
-    return np.array(out)
-
-
-def _first_at_least(grid: Array, curve: Array, reward: float) -> float:
-    """The first compute at which a curve that never falls reaches a reward; infinite if it does not."""
-    i = int(np.searchsorted(curve, reward))
-    return float(grid[i]) if i < len(grid) else math.inf
+    reached = np.append(grid, np.inf)  # by the index of a reward in a curve that never falls
+    indices = [np.searchsorted(one, np.interp(at, grid, two)) for one, two in pairwise(curves)]
+    return np.maximum(reached[np.array(indices)] - at, 0.0)

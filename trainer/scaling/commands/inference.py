@@ -12,7 +12,7 @@ from trainer.config import ConfigError
 from trainer.config.values import Range
 from trainer.scaling.commands import Budgets, Json, Picture, ReadCommand, sources, write_json
 from trainer.scaling.curve.points import MIN_POINTS
-from trainer.scaling.inference import Curves, Doubling, doublings, enough, rewards
+from trainer.scaling.inference import Curves, Doubling, doublings, rewards
 from trainer.scaling.layout import Block, Rows, amount, interval, paragraph, short_names
 from trainer.scaling.plot import lines
 from trainer.scaling.reading.held_out import Worth, completion_cost, later_evaluation, read_worth
@@ -76,7 +76,7 @@ class Command(ReadCommand):
     def _at(self, reading: Reading, worth: Worth) -> tuple[float, ...]:
         """The computes at which N is doubled. ConfigError: the run is too short for it."""
         last, name = float(worth.compute[-1]), reading.curve.name
-        if not enough(worth):
+        if len(np.unique(worth.compute)) < MIN_POINTS or len(worth.ns) < 2:
             raise ConfigError(
                 f"{name}: {len(worth.compute)} evaluations of {worth.ns[-1]} completions a prompt; expected "
                 f"{MIN_POINTS} or more (evaluation.every), and 2 or more (evaluation.samples)"
