@@ -60,36 +60,33 @@ def page(runs: Sequence[Run], same_metric: bool = False, frontiers: Sequence[Blo
     style, script = (resource(f"page.{ending}") for ending in ("css", "js"))
     ahead, names = budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
-    return (
-        environment()
-        .from_string(resource("page.html"))
-        .render(
-            title=title_of(runs),
-            unit=unit,
-            confidence=f"{runs[0].fit.confidence:.0%}",
-            recipes=[
-                {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
-                for i, name in enumerate(names)
-            ],
-            compared=compared(runs, same_metric),
-            frontiers=frontiers,
-            budgets=ahead,
-            style=Markup(style),
-            script=Markup(script),
-            script_digest=Markup(script_digest(script)),
-            data=Markup(as_script(chart_data(runs))),
-            runs=views,
-            whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
-            forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
-            method=resource("page.method.txt").strip().split("\n\n"),
-            made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
-            differing=differing([r.record.config if r.record else None for r in runs]),
-        )
+    template = environment().get_template("page.html")
+    return template.render(
+        title=title_of(runs),
+        unit=unit,
+        confidence=f"{runs[0].fit.confidence:.0%}",
+        recipes=[
+            {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
+            for i, name in enumerate(names)
+        ],
+        compared=compared(runs, same_metric),
+        frontiers=frontiers,
+        budgets=ahead,
+        style=Markup(style),
+        script=Markup(script),
+        script_digest=Markup(script_digest(script)),
+        data=Markup(as_script(chart_data(runs))),
+        runs=views,
+        whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
+        forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
+        method=resource("page.method.txt").strip().split("\n\n"),
+        made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
+        differing=differing([r.record.config if r.record else None for r in runs]),
     )
 
 
 def environment() -> Environment:
-    """Templates that escape everything; those of this folder can be imported."""
+    """Templates that escape everything: those of this folder, and others that import them."""
     templates = Environment(
         loader=PackageLoader("trainer.scaling", "report"), autoescape=True, undefined=StrictUndefined,
         finalize=visible, trim_blocks=True, lstrip_blocks=True,
