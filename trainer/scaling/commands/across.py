@@ -69,21 +69,16 @@ class Command(GroupCommand):
             texts.append(_describe(law, size, names, rewards, others, unit))
             rows[names[size]]["rewards"] = {budget: asdict(e) for budget, e in rewards.items()}
             rows[names[size]]["other_laws"] = {name: e and asdict(e) for name, e in others.items()}
-        content: dict[str, Any] = {
-            "unit": unit,
-            "confidence": law.confidence,
-            "sizes": rows,
-            "left_out": law.left_out,
-        }
-        content |= {"law": law_sentences(law, names), "check": law.check and asdict(law.check)}
-        content |= {"slopes": {name: asdict(e) for name, e in law.slopes.items()}}
-        write_json(self.json, content)
+        said, slopes = law_sentences(law, names), {name: asdict(e) for name, e in law.slopes.items()}
+        content: dict[str, Any] = {"unit": unit, "confidence": law.confidence, "sizes": rows}
+        content |= {"left_out": law.left_out, "law": said, "check": law.check and asdict(law.check)}
+        write_json(self.json, content | {"slopes": slopes})
         notes = [x for x in warnings(readings) if not x.startswith("The runs differ in the model")]
         print("\n\n".join([
             *(paragraph(f"Note: {note}", "") for note in notes),
             sources([reading for several in readings.values() for reading in several]),
             str(_table(law, names, unit)),
-            str(Block(notes=law_sentences(law, names))),
+            str(Block(notes=said)),
             *map(str, texts),
         ]))  # fmt: skip
 
