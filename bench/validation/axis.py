@@ -79,7 +79,7 @@ def measure(source: str, run: Curve, share: float) -> Row | None:
         return None
     fits[1] = replace(fits[1], averaged_draws=replace(fits[1].forecast, axis=axis))
     noisy = replace(end, pass_rate_se=last_error(run.points))
-    hours, flops = (numbers(fit.evaluation(noisy), end.pass_rate) for fit in fits)
+    hours, flops = (numbers(fit.level([noisy]), end.pass_rate) for fit in fits)
     ahead = (end.flops / points[-1].flops - 1) / (end.compute / points[-1].compute - 1)
     error = float(np.log(ahead / np.median(axis.ahead)))
     return {
@@ -93,7 +93,7 @@ def in_flops(run: Curve, share: float) -> list[float]:
     points = tuple(replace(p, compute=p.flops, flops=0.0) for p in run.points)
     end = replace(points[-1], pass_rate_se=last_error(run.points))
     seen = tuple(p for p in points if p.compute <= share * end.compute)
-    return numbers(fit_curve(replace(run, points=seen)).evaluation(end), end.pass_rate)
+    return numbers(fit_curve(replace(run, points=seen)).level([end]), end.pass_rate)
 
 
 def numbers(predicted: Estimate, measured: float) -> list[float]:

@@ -92,7 +92,7 @@ def forecast(
     fit, point = fit_curve(curve_of("", "", points), prior=prior), points[-1]
     predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.averaged_draws is not None and point.compute > 0:
-        predicted = before.fit.evaluation(replace(point, pass_rate_se=last_error(points)))
+        predicted = before.fit.level([replace(point, pass_rate_se=last_error(points))])
         side = int(point.pass_rate > predicted.high) - int(point.pass_rate < predicted.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
@@ -220,7 +220,7 @@ def backtest(
     fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)
     noisy = [replace(p, pass_rate_se=last_error([*curve.points, p])) for p in later]
     scored = tuple(
-        ScoredForecast(p.compute, fit.evaluation(n), p.pass_rate, p.pass_rate_se)
+        ScoredForecast(p.compute, fit.level([n]), p.pass_rate, p.pass_rate_se)
         for p, n in zip(later, noisy, strict=True)
     )
     measured, rewards = mean_point(later), [p.pass_rate for p in seen.evaluations]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.scaling.curve.average import MIN_GAIN
-from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit
+from trainer.scaling.curve.fit import FLAGS, HARMLESS, REPORTED_ERRORS, SURPRISING, Estimate, Fit
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import Curve, fraction_gained
 from trainer.scaling.forecast import Backtest, error_at_2x
@@ -130,7 +130,7 @@ def noise(fit: Fit) -> list[str]:
     if fit.outliers:
         points = "1 point is an outlier and counts" if fit.outliers == 1 else None
         sentences.append(f"{points or f'{fit.outliers} points are outliers and count'} for little.")
-    if fit.overdispersed:
+    if fit.noise == REPORTED_ERRORS and fit.overdispersion > SURPRISING:
         sentences.append(
             f"The points scatter {fit.overdispersion:.1f} times as much as their standard errors say; the "
             "intervals allow for that."

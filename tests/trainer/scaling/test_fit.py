@@ -236,7 +236,7 @@ def test_without_standard_errors_rewards_near_0_are_taken_for_more_certain_than_
     c = np.arange(1.0, 31.0)
     truth = Sigmoid(0.02, 0.6, 3.0, 15.0)
     result = fit(c, np.clip(truth.reward(c), 0, 1), R0=0.02)
-    low, high = (result.evaluation(EvalPoint(0, x, 0.0, 0.0)) for x in (1.0, 60.0))
+    low, high = (result.level([EvalPoint(0, x, 0.0, 0.0)]) for x in (1.0, 60.0))
     assert low.high - low.low < 0.5 * (high.high - high.low)
 
 
@@ -247,7 +247,7 @@ def test_the_mean_of_several_evaluations_is_more_certain_than_one_unless_errors_
     for noise in (white, autocorrelated(white, 0.9)):
         result = fit(c, np.clip(Sigmoid(0.2, 0.6, 2.0, 5.0).reward(c) + noise, 0, 1), R0=0.2)
         last = [EvalPoint(0, x, 0.5, 0.0) for x in (31.0, 34.0, 37.0, 40.0)]
-        one, mean = result.evaluation(last[-1]), result.level(last)
+        one, mean = result.level(last[-1:]), result.level(last)
         widths.append((mean.high - mean.low) / (one.high - one.low))
     assert widths[0] + 0.05 < widths[1] <= 1
 

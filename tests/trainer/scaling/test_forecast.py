@@ -149,5 +149,5 @@ def test_rewards_of_0_alone_leave_it_open_when_the_run_takes_off() -> None:
     assert once.fit.at_2x.high > 0.1 and "It stays" not in gain(once.fit)
     solved = fit_curve(curve_of("", "", [replace(p, pass_rate=1.0) for p in points]))
     assert solved.at_2x.low < 0.9999 and "It stays" in gain(solved)
-    evaluation = solved.evaluation(EvalPoint(0, 16.0, 1.0, 0.0))
+    evaluation = solved.level([EvalPoint(0, 16.0, 1.0, 0.0)])
     assert evaluation.high - evaluation.low > 0.002

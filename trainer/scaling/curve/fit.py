@@ -108,11 +108,6 @@ class Fit:
         return estimate(value, draws, self.confidence)
 
     @property
-    def overdispersed(self) -> bool:
-        """True if the points scatter more than their reported standard errors explain."""
-        return self.noise == REPORTED_ERRORS and self.overdispersion > SURPRISING
-
-    @property
     def sigmoid(self) -> Sigmoid:
         """The most likely sigmoid."""
         return Sigmoid(self.R0.value, self.A.value, self.B.value, self.C_mid.value)
@@ -129,12 +124,9 @@ class Fit:
         """The compute at which the run reaches a reward; infinite if it never does."""
         return median(self.forecast.compute_for(reward), self.confidence)
 
-    def evaluation(self, point: EvalPoint) -> Estimate:
-        """The reward expected of an evaluation at the point's compute, its own noise included."""
-        return self.level([point])
-
     def level(self, points: Sequence[EvalPoint]) -> Estimate:
-        """The mean reward expected of evaluations at the points' computes, with the noise of that mean."""
+        """The mean reward expected of evaluations at the points' computes, with the noise of that mean; of a
+        single point, of that evaluation."""
         rewards, measured = self.level_draws(points)
         return estimate(float(np.median(rewards)), measured, self.confidence)
 
