@@ -18,17 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Fit
-from trainer.scaling.curve.sigmoid import Curve, Estimate, EvalPoint, curve_of
+from trainer.scaling.curve.sigmoid import Array, Curve, Estimate, EvalPoint, curve_of
 from trainer.scaling.layout import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
-
-Array = NDArray[np.float64]
 
 REACH = 4.0  # a forecast is drawn up to this multiple of the run's last compute,
 LINEAR_REACH = 2.0  # or up to this multiple of the last of all, where linear axes end

@@ -1,20 +1,18 @@
 """`compare`: do recipes differ (ceiling, efficiency, midpoint), and which is best at which budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import Budgets, GroupCommand, Json, Picture, sources, write_json
-from trainer.scaling.comparability import check_seeds, incomparable, warnings
+from trainer.scaling.comparability import Groups, check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
 from trainer.scaling.layout import Block
 from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
 from trainer.scaling.seeds import MARGIN
 from trainer.scaling.tables import answer, budget_sentences, pair_sentences, parts, recipe_sentences
-
-Groups = Mapping[str, Sequence[Reading]]
 
 
 @dataclass(frozen=True, kw_only=True)

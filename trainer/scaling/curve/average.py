@@ -35,10 +35,8 @@ from trainer.scaling.curve.axis import Axis, on_axis
 from trainer.scaling.curve.marginal import CORRELATIONS, FEW_CORRELATIONS, Data, Noise, noise_models
 from trainer.scaling.curve.sigmoid import DRAWS, Array, Draws, Sigmoid
 
-CELLS, KEEP_TAILS = (
-    (25, 41),
-    10.0,
-)  # of the sigmoid's B and C_mid; nats: with 8, a vague ceiling loses its upper tail
+# Of the sigmoid's B and C_mid; nats: with 8, a vague ceiling loses its upper tail
+CELLS, KEEP_TAILS = (25, 41), 10.0
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
 TRANSIENT_SD = 0.14  # of x, in rewards

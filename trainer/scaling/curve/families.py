@@ -26,9 +26,7 @@ from scipy.optimize import least_squares
 from scipy.special import expit, softmax
 
 from trainer.scaling.curve.marginal import Data, GridCells, Noise, draw_ends, linear_fit, marginal
-from trainer.scaling.curve.sigmoid import fraction_gained
-
-Array = NDArray[np.float64]
+from trainer.scaling.curve.sigmoid import Array, fraction_gained
 
 B_RANGE = (0.3, 20.0)  # of the sigmoid
 MAX_REACH = 30.0  # C_mid and τ are sought up to this multiple of the largest compute

@@ -205,7 +205,7 @@ def existing(name: str, columns: Sequence[str], flag: str) -> str:
 
 def likely(column: str, flag: str) -> bool:
     """True if a column is likely to be the one that an option names."""
-    return bool(re.search(LIKELY[flag], column, re.IGNORECASE)) if flag in LIKELY else _is_held_out(column)
+    return bool(re.search(LIKELY[flag], column, re.IGNORECASE))
 
 
 def _named(name: str, columns: Sequence[str]) -> list[str]:
@@ -222,7 +222,7 @@ def _is_held_out(column: str) -> bool:
 
 def likeliest(columns: Iterable[str], flag: str = "--reward-column") -> list[str]:
     """The columns, those that are likely for the option first."""
-    first = HELD_OUT + ".*" if flag == "--reward-column" else LIKELY.get(flag, HELD_OUT + ".*")
+    first = HELD_OUT + ".*" if flag == "--reward-column" else LIKELY[flag]
     return sorted(columns, key=lambda c: (not likely(c, flag), not matching(first, [c]), c))
 
 

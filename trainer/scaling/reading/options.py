@@ -257,5 +257,5 @@ def _with_texts(options: ReadOptions, texts: Mapping[str, str], where: str) -> R
         result = ReadOptions.from_arguments(parser.parse_args(words, argparse.Namespace(**values)))
         result.check()
     except ConfigError as e:
-        raise ConfigError(f"{where}: {e}" if texts else str(e)) from e
+        raise ConfigError(f"{where}: {e}") from e
     return result
