@@ -35,9 +35,7 @@ def examine(config: Config) -> tuple[list[str], int]:
     if all(is_here(source) for source, _ in sources):
         data, lines = load_tasks(config, NoTokenizer()), list[str]()
         for name, task in config.tasks.items():
-            train, held_out = (
-                sum(p.task == name for p in prompts) for prompts in (data.train, data.held_out)
-            )
+            train, held_out = (sum(p.task == name for p in x) for x in (data.train, data.held_out))
             files = " and ".join(filter(None, (task.data.source, task.data.held_out_source)))
             lines.append(f"data: {train} different training prompts and {held_out} held out, in {files}")
             first = next(p for p in data.train if p.task == name)

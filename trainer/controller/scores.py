@@ -48,15 +48,11 @@ def with_teacher(
             f"group {missing[0]} has no scores of a teacher behind a URL, and a replay asks for none; "
             "expected a journal that holds them, or as objective.kl.to the teacher's folder"
         )
-    return {
-        g.group_id: [
-            replace(s, logprobs_ref=x)
-            for s, x in zip(
-                scores[g.group_id] or [TokenScores()] * len(g.rollouts), g.logprobs_ref, strict=True
-            )
-        ]
-        for g in groups
-    }
+    scored = {}
+    for g in groups:
+        pairs = zip(scores[g.group_id] or [TokenScores()] * len(g.rollouts), g.logprobs_ref, strict=True)
+        scored[g.group_id] = [replace(s, logprobs_ref=x) for s, x in pairs]
+    return scored
 
 
 def mismatch_weight(rollout: Rollout, scores: TokenScores | None, objective: ObjectiveConfig) -> Floats:

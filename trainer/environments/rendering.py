@@ -17,9 +17,8 @@ from trainer.config import ConfigError
 from trainer.environments.pool import EnvironmentFailure, Message, Step
 
 _MARKER = "MARKEROFTHEASSISTANTSTURN"
-_TOOL_CALL = re.compile(
-    r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL
-)  # Hermes' format: Qwen and others
+# Hermes' format: Qwen and others.
+_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 Encode = Callable[[str], Sequence[int]]  # without special tokens of its own
 
 

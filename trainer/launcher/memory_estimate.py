@@ -187,18 +187,16 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices, free: float)
     in_loss = {activations: saved, logits: 0}
     at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}
     if ranks > 1:
-        ends = (
-            width * head * (1 if size.tied or learner.vocab_parallel else 2)
-        )  # a split head is never gathered
+        # A split head is never gathered.
+        ends = width * head * (1 if size.tied or learner.vocab_parallel else 2)
         layer = (size.parameters - (1 if size.tied else 2) * head) // size.layers
         in_loss["embedding and head, gathered whole"] = ends
         at_end["embedding and head, gathered whole, and their gradients"] = (1 if frozen else 3) * ends
         of_layers = 2 * width if frozen else 12 if narrow else 16
         at_end["two gathered layers and a layer's gradients"] = of_layers * layer
     if frozen:  # the sum of the widest weight, in FP32 and in the compute type
-        in_loss["a weight with its adapter"] = at_end["a weight with its adapter"] = (
-            (8 + width) * size.hidden * size.feed_forward
-        )
+        adapted = {"a weight with its adapter": (8 + width) * size.hidden * size.feed_forward}
+        in_loss, at_end = in_loss | adapted, at_end | adapted
     beside = {"CUDA and NCCL": CONTEXT, "CUDA, of the sleeping engine": CONTEXT * config.engine.colocate}
     copy = 0 if frozen or not narrow else 2 * head
     free -= sum(in_loss.values()) + sum(beside.values()) + copy
@@ -346,9 +344,8 @@ def describe(config: Config, devices: Devices, size: ModelSize | None, gpu: floa
         lines += [f"  {prefix + name:<58}{b / GIB:8.2f} GiB" for name, b in items.items() if b and count]
         total += count * sum(items.values())
     lines.append(f"  {'together, at most':<58}{total / GIB:8.2f} GiB")
-    return "\n".join(
-        [split, *lines, f"  {'memory of this machine, without GPUs':<58}{_ram() / GIB:8.2f} GiB"]
-    )
+    lines.append(f"  {'memory of this machine, without GPUs':<58}{_ram() / GIB:8.2f} GiB")
+    return "\n".join([split, *lines])
 
 
 def _parameters(folder: Path) -> int:

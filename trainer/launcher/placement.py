@@ -113,10 +113,9 @@ def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
 
 def with_dtype(config: Config, gpus: int) -> Config:
     """model.dtype auto, decided: bfloat16 on GPUs, float32 on a CPU."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16" if gpus else "float32"
-    return (
-        replace(config, model=replace(config.model, dtype=dtype)) if config.model.dtype == "auto" else config
-    )
+    if config.model.dtype != "auto":
+        return config
+    return replace(config, model=replace(config.model, dtype="bfloat16" if gpus else "float32"))
 
 
 def with_engine(config: Config, gpus: int) -> Config:

@@ -177,9 +177,8 @@ class LiveView(View):
             rest = height - 9 - (0 if wide else min(9, len(facts_)))  # 9: head, bar, title, x axis, gaps
             shown = max(1, min(8, rest // 5))  # lines of sample and of log
             rows = max(3, min(17, rest - 2 * shown))
-            plot = self._plot(
-                width - 38 if wide else width, rows - 1 + rows % 2
-            )  # odd: a label in the middle
+            odd = rows - 1 + rows % 2  # so that a label is in the middle
+            plot = self._plot(width - 38 if wide else width, odd)
             facts_ = facts_[: rows if wide else 9]
             table = _grid(*((Text(name, "dim"), Text(f" {value}")) for name, value in facts_))
             title = Text.assemble((printable(self.name), "bold"), (f"  {printable(self.subject)}", "dim"))

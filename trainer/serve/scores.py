@@ -50,10 +50,8 @@ async def _ask(command: str, endpoint: Endpoint, url: str, checkpoint: Checkpoin
     finally:
         with suppress(ProcessLookupError):  # what the shell has left running, or all of it after Ctrl-C
             os.killpg(process.pid, signal.SIGKILL)
-    printed = await reading
-    last = next(
-        (line for line in reversed(printed.decode(errors="replace").splitlines()) if line.strip()), ""
-    )
+    printed = (await reading).decode(errors="replace")
+    last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
     problem = f"--score, step {checkpoint.step}: "
     if process.returncode:
         raise ConfigError(

@@ -203,10 +203,8 @@ def load(folder: Path) -> Sweep:
         content = yaml.safe_load((folder / ASKED).read_text())
     except OSError as e:
         raise ConfigError(f"{folder} holds no sweep ({ASKED}); expected the --out of one") from e
-    values: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in content.items() if k != "differing"
-    }
-    return Sweep(folder=folder, **values)
+    content.pop("differing", None)
+    return Sweep(folder=folder, **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
 
 
 def differing(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:

@@ -42,9 +42,8 @@ def live_page(data: str = "null", scripts: Sequence[str] = ()) -> tuple[str, str
 def report_page(folders: Sequence[Path]) -> str:
     """The report of the runs that have been evaluated; why there is none, if so."""
     try:
-        readings = [
-            read_inputs([str(folder)])[0] for folder in folders if (folder / "metrics.jsonl").is_file()
-        ]
+        measured = [str(folder) for folder in folders if (folder / "metrics.jsonl").is_file()]
+        readings = [read_inputs([folder])[0] for folder in measured]
         evaluated = [r for r in readings if r.curve.evaluations]
         if not evaluated:
             return note("The curve begins with the first evaluation.")
@@ -63,12 +62,8 @@ def note(text: str) -> str:
 def export(runs: Sequence[RunState], out: Path) -> tuple[int, int]:
     """Write one self-contained file; returns how many groups are in it, and how many there are. A run has at
     least one, however large."""
-    data: dict[str, Any] = {
-        "runs": [],
-        "rows": [],
-        "groups": [],
-        "report": report_page([r.folder for r in runs]),
-    }
+    data: dict[str, Any] = {"runs": [], "rows": [], "groups": []}
+    data["report"] = report_page([r.folder for r in runs])
     written, total = 0, 0
     for run in runs:
         while not run.rollouts.update(60.0):

@@ -103,17 +103,14 @@ class RunState:
     def _processes(self, ledger: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Each role with its share of time by state, largest first, and whether its process lives here."""
         pids = _json(self.folder / "pids.json")
-        roles: dict[str, dict[str, float]] = {
-            role: book["states"] for role, book in ledger.get("roles", {}).items()
-        }
+        roles = ledger.get("roles", {})
         rows = []
-        for role in {**roles, **dict.fromkeys(pids)}:
-            states = roles.get(role, {})
+        for role in {**roles, **pids}:
+            states: dict[str, float] = roles[role]["states"] if role in roles else {}
             total = sum(states.values()) or 1.0
             shares = sorted(((s, x / total) for s, x in states.items()), key=lambda pair: -pair[1])
-            rows.append(
-                {"role": role, "shares": shares, "pid": pids.get(role), "alive": _alive(pids.get(role))}
-            )
+            pid = pids.get(role)
+            rows.append({"role": role, "shares": shares, "pid": pid, "alive": _alive(pid)})
         return rows
 
 
