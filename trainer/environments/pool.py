@@ -63,29 +63,23 @@ class EnvironmentPool:
     @asynccontextmanager
     async def episode(self, evaluation: bool = False) -> AsyncIterator["Episode"]:
         """An environment for one episode, once there are fewer than environment.processes."""
-        async with self._free[evaluation], self._process() as one:
-            yield one
-
-    @asynccontextmanager
-    async def _process(self) -> AsyncIterator["Episode"]:
-        slot = self._idle.pop() if self._idle else self._renew(len(self._conns))
-        if _ended(self._conns[slot]):  # while it waited
-            self._conns[slot].close()
-            self._renew(slot)
-        one, reusable = Episode(self._conns[slot], self._config), False
-        try:
-            yield one
-            reusable = await one.close()
-        finally:
-            episodes, seconds = self._used[slot]
-            self._used[slot] = episodes + 1, seconds + one.seconds
-            worn = episodes + 1 >= MAX_EPISODES or seconds + one.seconds > MAX_BUSY_S
-            if (worn or not reusable) and not self._closed:
-                self._conns[slot].close()
+        async with self._free[evaluation]:
+            slot = self._idle.pop() if self._idle else self._renew(len(self._conns))
+            if _ended(self._conns[slot]):  # while it waited
                 self._renew(slot)
-            self._idle.append(slot)
-            self._count(one.error, reusable)
-            self._show(one.printed)
+            one, reusable = Episode(self._conns[slot], self._config), False
+            try:
+                yield one
+                reusable = await one.close()
+            finally:
+                episodes, seconds = self._used[slot]
+                self._used[slot] = episodes + 1, seconds + one.seconds
+                worn = episodes + 1 >= MAX_EPISODES or seconds + one.seconds > MAX_BUSY_S
+                if (worn or not reusable) and not self._closed:
+                    self._renew(slot)
+                self._idle.append(slot)
+                self._count(one.error, reusable)
+                self._show(one.printed)
 
     def close(self) -> None:
         """End all processes."""
@@ -96,6 +90,8 @@ class EnvironmentPool:
 
     def _renew(self, slot: int) -> int:
         """Give this slot a new process, and kill its old one."""
+        if slot in self._conns:
+            self._conns[slot].close()
         self._conns[slot], self._used[slot] = self._server.worker(slot), (0, 0.0)
         return slot
 
@@ -134,7 +130,7 @@ class Episode:
         """The messages before the model's first turn, and the tools."""
         result = await self._call("start", row)
         messages, tools = result if _is_pair(result) else (result, [])
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        if not all(isinstance(tool, dict) for tool in tools):
             raise self._failure(f"start returned the tools {str(tools)[:60]}; expected a list of schemas")
         return Step(self._messages("start", messages), tools=tuple(tools))
 

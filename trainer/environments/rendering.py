@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config import ConfigError
 from trainer.environments.pool import EnvironmentFailure, Message, Step
@@ -22,19 +22,6 @@ _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 Encode = Callable[[str], Sequence[int]]  # without special tokens of its own
 
 
-class Rendering(Protocol):
-    """One way to write an episode as tokens."""
-
-    def first(self, start: Step) -> tuple[int, ...]:
-        """The tokens after the prompt's and before the model's first turn."""
-
-    def message(self, text: str) -> Message:
-        """The model's turn as a message."""
-
-    def more(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between a turn of the model (its ids) and the next."""
-
-
 @dataclass(frozen=True, slots=True)
 class TextRendering:
     """Plain text: the contents of the messages."""
@@ -42,15 +29,18 @@ class TextRendering:
     encode: Encode
 
     def first(self, start: Step) -> tuple[int, ...]:
+        """The tokens after the prompt's and before the model's first turn."""
         if start.tools:
             expected = "none, or data.chat true, whose template shows them"
             raise EnvironmentFailure(f"environment: start returned tools; expected {expected}")
         return self.more((), start.messages)
 
     def message(self, text: str) -> Message:
+        """The model's turn as a message."""
         return {"role": "assistant", "content": text}
 
     def more(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between a turn of the model (its ids) and the next."""
         return tuple(self.encode("".join(message["content"] for message in messages)))
 
 
@@ -102,6 +92,9 @@ class ChatRendering:
             return self.template(messages, tools)
         except Exception as e:  # the template's own, such as jinja2's; its text is the user's clue
             raise EnvironmentFailure(f"the chat template refuses: {' '.join(str(e).split())}") from e
+
+
+Rendering = TextRendering | ChatRendering
 
 
 def _tool_call(text: str) -> dict[str, Any] | None:
