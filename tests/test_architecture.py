@@ -76,7 +76,7 @@ CEILINGS = {
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
     # 17 labels that an answer is not, rows and columns of CSV that run together
-    "controller": 3_067,
+    "controller": 3_064,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -103,7 +103,7 @@ CEILINGS = {
     "learner": 2_463,  # 17 newest transformers and vLLM; 9 each token's ratio and entropy; 54 experts
     "models": 403,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
-    "environments": 651,
+    "environments": 645,
     # 29 the HTTP client that a judge and a teacher share
     # 2 a column called choices
     "verifiers": 1_472,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
@@ -135,7 +135,7 @@ CEILINGS = {
     # 17 generators and verdicts, in the place of a suite of 42 lines in bench
     # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl,
     # 44 what a review of these found, 35 promises that no test noticed
-    "tests": 32_071,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "tests": 32_075,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

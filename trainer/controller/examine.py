@@ -44,13 +44,15 @@ def examine(config: Config) -> tuple[list[str], int]:
             f"data: {len(prompts)} held out for evaluation.sets.{n}" for n, prompts in data.sets.items()
         )
         return [*lines, *(skipped.line for skipped in data.skipped)], len(data.train)
-    return [line for source, one in sources for line in _lines(source, one)], 0
+    supervised = config.objective.supervised
+    return [line for source, one in sources for line in _lines(source, one, supervised)], 0
 
 
-def _lines(source: str, one: TaskConfig | SetConfig) -> list[str]:
+def _lines(source: str, one: TaskConfig | SetConfig, supervised: bool) -> list[str]:
     """Lines about a source by itself."""
     if is_here(source):
-        data = read(source, reader_of("", one, NoTokenizer()), math.inf, 0)
+        learned = supervised and isinstance(one, TaskConfig) and source == one.data.source
+        data = read(source, reader_of("", one, NoTokenizer(), learned), math.inf, 0)
         n = len(data.train)
         return [f"data: {n} different prompt{'s' * (n != 1)} in {source}", *(s.line for s in data.skipped)]
     if source.startswith((GENERATED, HUB)) or FUNCTION.fullmatch(source):

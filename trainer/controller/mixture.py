@@ -31,7 +31,7 @@ def load_tasks(config: Config, tokenizer: Any, held_out_only: bool = False) -> D
     skipped: list[Skipped] = []
     for name, task in config.tasks.items():
         try:
-            reader = replace(reader_of(name, task, tokenizer), supervised=config.objective.supervised)
+            reader = reader_of(name, task, tokenizer, config.objective.supervised)
             data = load_prompts(reader, held_out_only)
         except ConfigError as e:
             raise ConfigError(f"mixture.{name}: {e}" if name else str(e)) from e
@@ -57,10 +57,10 @@ def load_tasks(config: Config, tokenizer: Any, held_out_only: bool = False) -> D
     return Dataset(tuple(trained.values()), tuple(held_out), sets, tuple(skipped))
 
 
-def reader_of(name: str, one: TaskConfig | SetConfig, tokenizer: Any) -> Reader:
+def reader_of(name: str, one: TaskConfig | SetConfig, tokenizer: Any, supervised: bool = False) -> Reader:
     """The reader of the prompts of a task or a held-out set."""
     verifiers = tuple(map(find, one.verifier.kinds))
-    return Reader(one.data, tokenizer, name, verifiers, bool(one.environment.kind))
+    return Reader(one.data, tokenizer, name, verifiers, bool(one.environment.kind), supervised)
 
 
 def shares(config: Config) -> dict[str, float]:

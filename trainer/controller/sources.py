@@ -142,17 +142,8 @@ def rows(source: str, config: DataConfig) -> Iterator[Row]:
 def _jsonl(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            columns: Any = {}
-            problem = ""
-            try:
-                columns = json.loads(line.decode("utf-8-sig"))
-            except UnicodeDecodeError as e:
-                problem = _no_utf8(line[e.start])
-            except ValueError as e:
-                problem = f"not a line of JSON: {e}"
-            yield _row(f"{path}:{number}", columns, problem)
+            if line.strip():
+                yield _row(f"{path}:{number}", *_parsed(line, "not a line of JSON"))
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -161,14 +152,21 @@ def _json(path: Path) -> Iterator[Row]:
     if not content.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
         yield from _jsonl(path)
         return
-    try:
-        records = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}: {_no_utf8(content[e.start])}") from e
-    except ValueError as e:
-        raise ConfigError(f"{path}: not readable as JSON: {e}") from e
+    records, problem = _parsed(content, "not readable as JSON")
+    if problem:
+        raise ConfigError(f"{path}: {problem}")
     for number, columns in enumerate(records, 1):
         yield _row(f"{path} row {number}", columns)
+
+
+def _parsed(data: bytes, none: str) -> tuple[Any, str]:
+    """The value of JSON in UTF-8, and the problem if the data are `none`."""
+    try:
+        return json.loads(data.decode("utf-8-sig")), ""
+    except UnicodeDecodeError as e:
+        return {}, _no_utf8(e.object[e.start])
+    except ValueError as e:
+        return {}, f"{none}: {e}"
 
 
 def _row(place: str, columns: Any, problem: str = "") -> Row:

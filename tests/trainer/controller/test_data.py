@@ -68,6 +68,7 @@ def test_a_json_file_is_a_list_of_rows_or_lines(tmp_path: Path) -> None:
     for content, problem in {
         json.dumps([*rows(2), 7]).encode(): 'a.json row 3: expected an object {"column": value}, found 7',
         b'[{"question": "caf\xe9"}]': "a.json: byte 0xe9 is not UTF-8",
+        b'\xef\xbb\xbf[{"question": "caf\xe9"}]': "a.json: byte 0xe9 is not UTF-8",
         b"[{": "a.json: not readable as JSON: ",
         b"[]": "it has no rows",
     }.items():

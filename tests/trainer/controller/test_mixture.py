@@ -26,6 +26,7 @@ from trainer.config import (
 )
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import by_prompt, evaluate
+from trainer.controller.examine import examine
 from trainer.controller.mixture import Mixture, load_tasks, sampler_of, task_metrics
 from trainer.controller.rewards import Scored
 from trainer.types import Prompt
@@ -294,6 +295,15 @@ def test_a_set_of_another_kind_is_read_with_its_own_columns_and_whole(tmp_path: 
         loaded(far, "choice")
     with pytest.raises(ConfigError, match=r"4 of 4 training prompts are also in evaluation.sets.far .*mine"):
         loaded(SetDataConfig(source=mine.source))
+
+
+def test_a_dry_run_reads_a_source_by_itself_as_the_run_does(tmp_path: Path) -> None:
+    """The held-out prompts are the hub's: episodes, and completions that are learned, need no answer."""
+    source = write(tmp_path / "a.jsonl", [{"question": "q", "completion": "c"}])
+    data = DataConfig(source=source, held_out_source="datasets:a/b", completion_column="completion")
+    for settings in ({"environment": {"kind": "module:Class"}}, {"objective": {"loss": "sft"}}):
+        lines, _ = examine(having(Config(data=data), **settings))
+        assert lines[0] == f"data: 1 different prompt in {source}"
 
 
 def test_the_answers_of_each_task_are_checked_against_its_own_verifier(tmp_path: Path) -> None:

@@ -30,12 +30,8 @@ def test_the_table_has_every_group_with_its_step_and_filters_choose_among_them(t
     table = run.rollouts
     assert ids(table) == [5, 4, 3, 2, 1, 0]  # 4 and 5 are not trained on yet
     row = table.page(Query(), 5, 1)["rows"][0]
-    assert (row["step"], row["task"], row["rewards"], row["lengths"]) == (
-        1,
-        "code",
-        [1, -1, -1],
-        [12, 13, 14],
-    )
+    shown = [row[name] for name in ("step", "task", "rewards", "lengths")]
+    assert shown == [1, "code", [1, -1, -1], [12, 13, 14]]
     assert row["advantages"] == [0.5, -0.5, None] and row["interrupted"] == [False, True, False]
     assert ids(table, task="math") == [5, 3, 1]
     assert ids(table, steps=(2, 2), order="oldest") == [2, 3]
