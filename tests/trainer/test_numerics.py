@@ -51,7 +51,7 @@ def test_the_advice_is_that_of_the_place_where_the_gap_is(said: str) -> None:
 def test_a_head_in_bfloat16_is_named() -> None:
     data = {"gap": NOISE, "logprobs": LOGPROBS, "positions": POSITIONS}
     config = Config(model=ModelConfig(dtype="bfloat16", fp32_head="neither"))
-    assert next(advice(config, data)).startswith("model.fp32_head is neither: expected both")
+    assert advice(config, data)[0].startswith("model.fp32_head is neither: expected both")
 
 
 def test_learner_and_engine_of_a_run_are_compared_without_training(tmp_path: Path, begin: Begin) -> None:

@@ -116,26 +116,24 @@ def rows(data: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, np.dtyp
     return ((name, mask) for name, mask in parts if mask.any())
 
 
-def advice(config: Config, data: Mapping[str, Any]) -> Iterator[str]:
+def advice(config: Config, data: Mapping[str, Any]) -> list[str]:
     """Sentences on what to change, by where the gap is."""
     d, logprobs = data["gap"].astype(np.float64), data["logprobs"].astype(np.float64)
-    gap, said = np.abs(d), False
+    gap, causes, head = np.abs(d), list[str](), config.model.fp32_head
     if gap.mean() <= PARITY_NATS[config.model.dtype]:
-        yield "learner and engine agree as well as this dtype lets them: nothing to change"
-        return
-    if config.model.fp32_head != "both" and config.model.dtype != "float32":
-        said = True
-        yield f"model.fp32_head is {config.model.fp32_head}: expected both; the head's rounding is most of it"
+        return ["learner and engine agree as well as this dtype lets them: nothing to change"]
+    if head != "both" and config.model.dtype != "float32":
+        causes.append(f"model.fp32_head is {head}: expected both; the head's rounding is most of it")
     spread = logprobs.std()
     if spread > 0 and abs(np.corrcoef(d, logprobs)[0, 1]) > SLOPED:
-        said, slope = True, float(np.polyfit(logprobs, d, 1)[0])
-        yield (
+        slope = float(np.polyfit(logprobs, d, 1)[0])
+        causes.append(
             f"d changes by {slope:+.2g} with each nat of the log-prob, as if the engine's temperature were "
             f"{1 + slope:.2f} times the learner's: look at engine.temperature, and a server's top-p and top-k"
         )
     by_position = [gap[mask].mean() for name, mask in rows(data) if name.startswith("position")]
     if by_position[-1] > GROWS * by_position[0]:
-        said = True
-        yield "it grows with the position: RoPE scaling, sliding windows or the cache differ between the two"
-    if not said:
-        yield "it is the same everywhere: other weights, another dtype, or experts that are not replayed"
+        differ = "RoPE scaling, sliding windows or the cache differ between the two"
+        causes.append(f"it grows with the position: {differ}")
+    same = "it is the same everywhere: other weights, another dtype, or experts that are not replayed"
+    return causes or [same]

@@ -19,18 +19,15 @@ def write_page(question: Question) -> Path:
     """Write report.html into the folder of the results."""
     folder = Path(question.config.run_dir)
     samples = [sample_view(sample, COMPLETIONS) for sample in chosen_samples(folder, PROMPTS)]
-    template = (files("trainer.evaluate") / "page.html").read_text(encoding="utf-8")
-    text = (
-        environment()
-        .from_string(template)
-        .render(
-            title=f"{question.run or question.config.model.path}: {question.name}",
-            style=Markup(resource("page.css")),
-            table=table(results(folder), question.name, question.unit),
-            samples=samples,
-            config=(folder / "config.yaml").read_text(encoding="utf-8"),
-            made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
-        )
+    page = (files("trainer.evaluate") / "page.html").read_text(encoding="utf-8")
+    template = environment().from_string(page)
+    text = template.render(
+        title=f"{question.run or question.config.model.path}: {question.name}",
+        style=Markup(resource("page.css")),
+        table=table(results(folder), question.name, question.unit),
+        samples=samples,
+        config=(folder / "config.yaml").read_text(encoding="utf-8"),
+        made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
     )
     out = folder / "report.html"
     write_atomic(out, text)

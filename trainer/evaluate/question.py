@@ -98,14 +98,13 @@ def _of_a_run(run: Path, step: int | None, name: str, flags: Mapping[str, str]) 
     keys = {key: raw for key, raw in flags.items() if key in fields()}
     config, task, notices = _config_of(run), flags.get("task", ""), list[str]()
     _check_name(name, config)
+    asked = config
     if task:
         other = cli.resolve("", task, {})
         engine = [key for keys in other.origins.values() for key in keys if key.startswith(OF_THE_RUN)]
         if differ := ", ".join(key for key in cli.differing(engine, config, other.config) if key not in keys):
             notices.append(f"{differ}: as in {run}, not as in --task {task}; give them to ask otherwise")
         asked = replace(config, **{section: getattr(other.config, section) for section in OF_A_TASK})
-    else:
-        asked = config
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in keys.items()}
     if "data.source" in overrides:
         overrides = {"data.held_out_source": ""} | overrides
