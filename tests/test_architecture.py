@@ -110,7 +110,7 @@ CEILINGS = {
     # 3 a fork server for environments, too; 16 its interpreter
     # 54 a sweep goes on from kept curves
     # 2 a sweep that came first
-    "sweep": 900,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
+    "sweep": 901,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
     # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
     # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
     # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`

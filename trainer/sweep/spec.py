@@ -200,11 +200,12 @@ class Sweep:
 def load(folder: Path) -> Sweep:
     """The sweep of a folder."""
     try:
-        content = yaml.safe_load((folder / ASKED).read_text())
+        content: dict[str, Any] = yaml.safe_load((folder / ASKED).read_text())
     except OSError as e:
         raise ConfigError(f"{folder} holds no sweep ({ASKED}); expected the --out of one") from e
     content.pop("differing", None)
-    return Sweep(folder=folder, **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+    content |= {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
+    return Sweep(folder=folder, **content)
 
 
 def differing(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:
