@@ -88,10 +88,6 @@ class Curves:
         """The same of the recipes that are ranked there."""
         return {name: x for name, x in self.at(compute).items() if compute <= self.reach[name]}
 
-    def spread_at(self, compute: float) -> SeedVariance:
-        """τ at a compute of the grid."""
-        return self.spread[int(np.argmin(np.abs(self.compute - compute)))]
-
 
 def recipe_curves(
     groups: Sequence[Sequence[Average]],

@@ -117,7 +117,6 @@ class Comparison:
 
     recipes: tuple[Recipe, ...]
     pairs: tuple[Pair, ...]
-    seeds: int  # runs beyond the first of each recipe, from which `spread` is estimated
     spread: dict[str, Estimate]  # standard deviation over seeds of A, log B, log C_mid and the reward
     confidence: float
     incomparable: str = ""  # why there are no pairs and no ranking
@@ -159,11 +158,23 @@ def compare_fits(groups: Fitted, budgets: Sequence[float] = (), end: float | Non
     comparison = Comparison(
         tuple(recipes),
         tuple(_pair(a, b, equivalent, confidence, curves) for a, b in combinations(recipes, 2)),
-        seeds=sum(len(recipe.used) - 1 for recipe in recipes),
         spread={name: variance.estimate(confidence) for name, variance in variances.items()},
         confidence=confidence,
     )
-    return _with_budgets(comparison, curves, budgets) if curves else comparison
+    if curves is None:
+        return comparison
+    ranked = sorted(ahead.standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value))
+    gaps, of_reward = ahead.gaps(curves), curves.spread[np.searchsorted(curves.compute, curves.end)]
+    R0 = float(np.median([fit.R0.value for recipe in recipes for fit in recipe.forecasts]))
+    return replace(
+        comparison,
+        pairs=tuple(replace(pair, reward=gaps.get((pair.a, pair.b))) for pair in comparison.pairs),
+        budgets=tuple((x, ahead.standings(curves, x)) for x in budgets or [x * curves.end for x in SHARES]),
+        end=(curves.end, tuple(ranked)),
+        costs=tuple((x, ahead.costs(curves, x, ranked[0].recipe)) for x in ahead.targets(curves, R0)),
+        spread=comparison.spread | {"reward": of_reward.estimate(confidence)},
+        reward_margin=of_reward.margin(confidence),
+    )
 
 
 def pooled_recipes(groups: Fitted) -> tuple[list[Recipe], dict[str, SeedVariance]]:
@@ -193,21 +204,6 @@ def curves_of(recipes: Sequence[Recipe], budgets: Sequence[float], end: float | 
     grid = np.unique([*np.geomspace(low, high, 120), *(x * end for x in SHARES), *budgets])
     drawn, spread = ahead.recipe_curves([[fit.forecast for fit in runs] for runs in fits], grid)
     return Curves(grid, dict(zip(last, drawn, strict=True)), last, reach, spread, end, fits[0][0].confidence)
-
-
-def _with_budgets(comparison: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
-    end = sorted(ahead.standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value))
-    of_reward, gaps = curves.spread_at(curves.end), ahead.gaps(curves)
-    R0 = float(np.median([fit.R0.value for recipe in comparison.recipes for fit in recipe.forecasts]))
-    return replace(
-        comparison,
-        pairs=tuple(replace(pair, reward=gaps.get((pair.a, pair.b))) for pair in comparison.pairs),
-        budgets=tuple((x, ahead.standings(curves, x)) for x in budgets or [x * curves.end for x in SHARES]),
-        end=(curves.end, tuple(end)),
-        costs=tuple((x, ahead.costs(curves, x, end[0].recipe)) for x in ahead.targets(curves, R0)),
-        spread=comparison.spread | {"reward": of_reward.estimate(comparison.confidence)},
-        reward_margin=of_reward.margin(comparison.confidence),
-    )
 
 
 def without_ranking(comparison: Comparison, why: str) -> Comparison:

@@ -296,7 +296,7 @@ def seed_sentence(comparison: Comparison) -> str:
         f"(ceilings of two runs differ by up to ±{MARGIN:g} (the paper's); for B and C_mid, {SEED_SD:.0%} is "
         f"assumed), updated with {runs} runs of {len(comparison.recipes)} recipes."
     )
-    if not comparison.seeds:
+    if runs == len(comparison.recipes):
         text = (
             "There is one run of each recipe. How much runs of one recipe differ is therefore assumed, to a "
             f"factor of two: the ceilings of two runs by up to ±{MARGIN:g} (the paper's), B and C_mid with a "

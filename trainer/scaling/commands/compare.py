@@ -62,15 +62,15 @@ def describe(comparison: Comparison, readings: Groups, unit: str, details: bool 
 
 def to_json(comparison: Comparison, readings: Groups, unit: str) -> dict[str, Any]:
     """All numbers and sentences of `describe`."""
-    end, spread = comparison.end, {name: asdict(e) for name, e in comparison.spread.items()}
+    end, seeds = comparison.end, sum(len(recipe.used) - 1 for recipe in comparison.recipes)
     return {
         "unit": unit,
         "confidence": comparison.confidence,
         "warnings": warnings(readings),
         "incomparable": comparison.incomparable,
         "notes": [*recipe_sentences(comparison), *budget_sentences(comparison)],
-        "spread_over_seeds": spread
-        | {"seeds": comparison.seeds, "margin": MARGIN, "reward_margin": comparison.reward_margin},
+        "spread_over_seeds": {name: asdict(e) for name, e in comparison.spread.items()}
+        | {"seeds": seeds, "margin": MARGIN, "reward_margin": comparison.reward_margin},
         "recipes": {
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
