@@ -26,6 +26,7 @@ from trainer.scaling.curve.points import MIN_FORECAST, last_error
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
+from trainer.scaling.layout import interval
 
 CARRIED = 5  # evaluations whose mean is carried on, to compare with
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
@@ -114,13 +115,11 @@ def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:
     """The recommendation as a sentence; empty if there is none. `remaining`: compute not spent yet."""
     if now.recommendation == "investigate" and now.predicted is not None:
         side, look = ("above", "") if now.missed > 0 else ("below", ": look at entropy, truncation and ρ")
-        return (
-            f"the last evaluations are {side} the predicted interval ({now.predicted.low:.3f} to "
-            f"{now.predicted.high:.3f}), so the forecast no longer holds{look}"
-        )
+        where = f"{side} the predicted interval ({interval(now.predicted, '.3f', False)})"
+        return f"the last evaluations are {where}, so the forecast no longer holds{look}"
     if now.recommendation == "none" or now.gain is None:
         return ""
-    gain = f"{now.gain.value:+.3f} ({now.gain.low:+.3f} to {now.gain.high:+.3f})"
+    gain = interval(now.gain, "+.3f")
     if now.recommendation == "stop":
         return f"consider stopping: the remaining {remaining:.3g} {unit} will probably gain only {gain}"
     return f"continue: the remaining {remaining:.3g} {unit} will probably gain {gain}"
@@ -150,7 +149,7 @@ def reason_to_stop(
         return ""
     rewards = now.fit.forecast.reward([compute, 2 * compute, end])
     gains = [median(rewards[:, i] - rewards[:, 0], now.fit.confidence) for i in (1, 2)]
-    doubled, forgone = (f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})" for e in gains)
+    doubled, forgone = (interval(e, "+.3f") for e in gains)
     return (
         f"a doubling of the compute would probably gain {doubled} [{rule.text} for {patience} evaluations "
         f"in a row]; forgone until the planned end: {forgone}, about {end - compute:.3g} {unit} saved"

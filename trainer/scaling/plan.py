@@ -163,12 +163,12 @@ def simulate(
     return cells
 
 
-def cheapest(cells: Sequence[Cell], chance: float = CHANCE) -> Cell | None:
-    """The cheapest plan that reaches a chance which all longer runs with as many evaluations reach, too."""
+def cheapest(cells: Sequence[Cell]) -> Cell | None:
+    """The cheapest plan that reaches CHANCE, which all longer runs with as many evaluations reach, too."""
 
     def reached(plan: Cell) -> bool:
         longer = (c for c in cells if c.evaluations == plan.evaluations and c.budget >= plan.budget)
-        return all(c.chance >= chance for c in longer)
+        return all(c.chance >= CHANCE for c in longer)
 
     return min(filter(reached, cells), key=lambda cell: cell.cost, default=None)
 

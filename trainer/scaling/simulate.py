@@ -33,9 +33,8 @@ def simulated(
     errors: ArrayLike,  # (n,) of the evaluations, or one for all
     se: ArrayLike,  # (n,) standard errors that the run reports, or one for all; 0: none
     name: str = "simulated",
-    unit: str = "GPU-hours",
 ) -> Curve:
     """The run whose evaluations are the true rewards plus their errors, within 0 to 1."""
     c, error, sd = (np.asarray(x, np.float64) for x in (compute, errors, se))
     rows = np.stack(np.broadcast_arrays(c, np.clip(reward(c) + error, 0, 1), sd), axis=1).tolist()
-    return curve_of(name, unit, [EvalPoint(i, *row) for i, row in enumerate(rows)])
+    return curve_of(name, "GPU-hours", [EvalPoint(i, *row) for i, row in enumerate(rows)])

@@ -15,9 +15,11 @@ FEW = 3  # recipes of which every pair is described in sentences, and B and C_mi
 def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[Block]:
     """All that a comparison says, in order; of many recipes, each pair in sentences only with `details`."""
     several = len(comparison.recipes) > FEW and not details
-    yield from _sentences(answer(comparison, unit))
+    if text := answer(comparison, unit):
+        yield Block(notes=[text])
     yield from ranking(comparison, unit)
-    yield from _sentences(reward_seed_sentence(comparison, unit))
+    if text := reward_seed_sentence(comparison, unit):
+        yield Block(notes=[text])
     for pair in comparison.pairs * (not several):
         yield Block(title=f"{pair.a} against {pair.b}", notes=pair_sentences(pair, comparison, unit))
     yield from at_budgets(comparison, unit)
@@ -26,11 +28,6 @@ def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[Block]:
     rows: Rows = [("recipe", "runs", "evaluations", f"data to ({unit})")]
     rows += [(r.name, str(len(r.fits)), str(r.evaluations), amount(r.last)) for r in comparison.recipes]
     yield Block(rows)
-
-
-def _sentences(text: str) -> Iterator[Block]:
-    if text:
-        yield Block(notes=[text])
 
 
 def answer(comparison: Comparison, unit: str) -> str:

@@ -196,11 +196,11 @@ def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
     return Mixture(data, components, tuple(noises), tuple(directions), size)
 
 
-def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
-    """The laws' draws; the same for the same data, prior and seed."""
+def average(data: Data, prior: Prior = DEFAULT) -> Average:
+    """The laws' draws; the same for the same data and prior."""
     data, axis = on_axis(data)
     mixed, last = mixture(data, prior), float(data.compute[-1])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shares = np.cumsum([law.probability for law in mixed.components])
     total = 3 * DRAWS if prior.gain else DRAWS  # of which DRAWS are taken by their weights
     counts = np.diff(np.rint(total * np.append(0.0, shares / shares[-1])).astype(int)).tolist()

@@ -36,10 +36,9 @@ def _charted(rows: list[Row]) -> dict[str, list[Row]]:
     charted = [c for c in columns if " - " in c and f"{c}__MIN" in columns and f"{c}__MAX" in columns]
     shared = [c for c in columns if c.removesuffix("__MIN").removesuffix("__MAX") not in charted]
     runs: dict[str, list[Row]] = {}
-    for run in dict.fromkeys(c.rpartition(" - ")[0] for c in charted):
-        metrics = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
+    for run, metrics in grouped((c.rpartition(" - ")[0], c) for c in charted).items():
         runs[run] = [
-            {**{c: row.get(c) for c in shared}, **{name: row.get(c) for c, name in metrics.items()}}
+            {c.rpartition(" - ")[2] if c in metrics else c: row.get(c) for c in (*shared, *metrics)}
             for row in rows
             if any(is_known(row.get(c)) for c in metrics)
         ]

@@ -1,19 +1,15 @@
 """The numbers in the page's charts as one JSON object; page.js documents how they are drawn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.jsonl import nan_to_null
 from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Estimate, Fit
 from trainer.scaling.plot import LINEAR_REACH, reward_title, sampled, straighten
-
-if TYPE_CHECKING:
-    from trainer.scaling.report.run import Record, Run
+from trainer.scaling.report.run import Record, Run
 
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
