@@ -76,7 +76,7 @@ CEILINGS = {
     # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
     # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
     # 17 labels that an answer is not, rows and columns of CSV that run together
-    "controller": 3_064,
+    "controller": 3_058,
     # 32 keys of turns that are computed again, 26 the state `tools`
     "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
     # 5 vLLM 0.33
@@ -93,7 +93,7 @@ CEILINGS = {
     # 38 another recipe on data of one's own, answers that nobody could read, short runs
     # 8 a solved run, what another recipe must keep, RL from before a fall
     # 3 a killed controller is named
-    "launcher": 2_097,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
+    "launcher": 2_090,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
     # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
     # 8 recomputation in the rates, a split as before
     "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
@@ -103,7 +103,7 @@ CEILINGS = {
     "learner": 2_463,  # 17 newest transformers and vLLM; 9 each token's ratio and entropy; 54 experts
     "models": 403,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
     # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
-    "environments": 645,
+    "environments": 644,
     # 29 the HTTP client that a judge and a teacher share
     # 2 a column called choices
     "verifiers": 1_472,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
@@ -119,8 +119,8 @@ CEILINGS = {
     # 16 the error of what is still gained, 8 lines of steps, 3 many rewards at once
     "scaling": 6_510,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
     "evaluate": 525,
-    "view": 783,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
-    "serve": 565,  # an HTTP server over the engine pool; 93 scores by a command
+    "view": 782,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
+    "serve": 561,  # an HTTP server over the engine pool; 93 scores by a command
     # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
     # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
     "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK

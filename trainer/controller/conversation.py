@@ -90,7 +90,5 @@ def chat_turns(columns: dict[str, Any], text: str, config: DataConfig) -> tuple[
 def wrapped(tokenizer: Any, turns: Sequence[Turn], config: DataConfig, tools: Sequence[Any] = ()) -> str:
     """The chat template's text, up to where the assistant begins to speak."""
     options = config.chat_options | ({"tools": list(tools)} if tools else {})
-    text: str = tokenizer.apply_chat_template(
-        list(turns), tokenize=False, add_generation_prompt=True, **options
-    )
-    return text
+    write = tokenizer.apply_chat_template
+    return str(write(list(turns), tokenize=False, add_generation_prompt=True, **options))

@@ -92,19 +92,15 @@ class Teacher:
         """OpenAI's `logprobs` of these tokens and one more. ServerFailedError if they are of other tokens."""
         body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0}
         body |= {"echo": True, "logprobs": 1, "return_token_ids": True}
+        expected, name = "expected OpenAI's /v1/completions with echo and logprobs", self._client.name
         try:
             (choice,) = (await self._client.call("POST", "/v1/completions", body))["choices"]
             logprobs, scored = choice["logprobs"], choice.get("prompt_token_ids") or ids
             _ = logprobs["tokens"], logprobs["token_logprobs"]
         except (LookupError, TypeError, ValueError, AttributeError) as e:
-            text = "expected OpenAI's /v1/completions with echo and logprobs"
-            raise ServerFailedError(
-                f"{self._client.name}: its answer has no log-probs ({e!r}); {text}"
-            ) from e
+            raise ServerFailedError(f"{name}: its answer has no log-probs ({e!r}); {expected}") from e
         if scored != ids:
-            raise ServerFailedError(
-                f"{self._client.name} scored other tokens than it was given: {scored[:9]}"
-            )
+            raise ServerFailedError(f"{name} scored other tokens than it was given: {scored[:9]}")
         return dict(logprobs)
 
 

@@ -126,9 +126,8 @@ class Verifiers:
 
     async def start(self, row: dict[str, Any]) -> tuple[list[Message], list[Any]]:
         Verifiers._now = self
-        env, client, _ = Verifiers._serving = Verifiers._serving or await _serve(
-            self.prepare(**self._options)
-        )
+        Verifiers._serving = Verifiers._serving or await _serve(self.prepare(**self._options))
+        env, client, _ = Verifiers._serving
         kind = type(env.taskset).task_type()
         task = kind(kind.data_type().model_validate(row["task"]), env.config.taskset.task)
         self._known = _prompt(task.data)

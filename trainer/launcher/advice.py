@@ -79,9 +79,8 @@ def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Conf
     if config.engine.urls or not total:
         more = "engines" if engine_idle < learner_idle else "learner ranks"
         shares = f"learner idle {learner_idle:.0%}, engines idle {engine_idle:.0%}"
-        return Advice(
-            f"{shares}: the engines are on other machines or on the CPU; more {more} would help first"
-        )
+        place = "the engines are on other machines or on the CPU"
+        return Advice(f"{shares}: {place}; more {more} would help first")
     split = Split(round(books["roles"]["learner"]["devices"]), round(total))
     return advise(split, learner_idle, engine_idle, config.engine.tensor_parallel)
 

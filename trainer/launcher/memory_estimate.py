@@ -101,17 +101,12 @@ def estimate(config: Config, size: ModelSize, devices: Devices, gpu: float | Non
     if lora.rank:
         reference *= config.objective.kl.to != "initial"  # which is the base
         learners = 12 * adapters + weights
-        trained = {
-            "the frozen base": weights // ranks,
-            "LoRA's adapters, their gradients and moments": 16 * adapters,
-        }
+        trained = {"the frozen base": weights // ranks}
+        trained["LoRA's adapters, their gradients and moments"] = 16 * adapters
     else:
         trained = {"weights, gradients and AdamW's moments, FP32": 16 * size.parameters // ranks}
         learners = 12 * size.parameters
-    rank = trained | {
-        "the critic's": 16 * critic // ranks,
-        "the frozen reference": reference // ranks,
-    }
+    rank = trained | {"the critic's": 16 * critic // ranks, "the frozen reference": reference // ranks}
     files = config.weight_files if weight_push(config, devices) == "file" else 0
     offloaded = learners + 12 * critic + reference + weights * len(devices.engines)
     published = 4 * adapters if lora.rank and not config.engine.urls else weights

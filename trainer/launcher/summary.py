@@ -39,9 +39,8 @@ def finish(
         except Exception as e:  # the run is complete, and its summary must be printed whatever this error is
             traceback.print_exc()
             again = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
-            text += (
-                f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {again}"
-            )
+            problem = f"report.html could not be written ({e!r})"
+            text += f"\n\n{problem}. The run is complete; try again with {again}"
     samples = not config.objective.supervised  # else engines are idle, as they should be
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text if samples else ""
     advice = advice and f"While it trained: {advice}"

@@ -32,14 +32,11 @@ from trainer.run_folder import RESULTS, lock_folder
 from trainer.serve.endpoint import KEYS, Endpoint, Plan, plan
 
 TOKEN = "SIGMOID_RL_TOKEN"  # environment variable: what every request must bring
+SCORE = "score a run's checkpoints by this shell command, which asks the server and prints JSON"
 FLAGS = {
     "--host": ("ADDRESS", "127.0.0.1", "address to listen on; any but loopback is seen by other machines"),
     "--port": ("PORT", 8000, "port to listen on; 0: a free one, which is printed"),
-    "--score": (
-        "COMMAND",
-        "",
-        "score a run's checkpoints by this shell command, which asks the server and prints JSON",
-    ),
+    "--score": ("COMMAND", "", SCORE),
     "--name": ("NAME", "", "with --score: of the curve, eval/NAME/…"),
     "--out": ("FOLDER", "", "of the logs (default: RUN/serve, else runs/serve/NAME)"),
 }

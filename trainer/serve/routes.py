@@ -70,9 +70,8 @@ class Routes:
     async def models(self, request: web.Request) -> web.Response:
         """The one model."""
         card = {"id": self._served.name, "object": "model", "created": 0, "owned_by": "sigmoid-rl"}
-        return web.json_response(
-            {"object": "list", "data": [card | {"max_model_len": self._served.max_length}]}
-        )
+        card["max_model_len"] = self._served.max_length
+        return web.json_response({"object": "list", "data": [card]})
 
     async def generate(self, request: web.Request) -> web.Response:
         """The answer of a route that generates: each prompt's completions, one choice each."""

@@ -87,9 +87,8 @@ class View:
         asked, known = request.query.get("token", ""), request.cookies.get(self.cookie, "")
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not any(secrets.compare_digest(_bytes(self.token), _bytes(x)) for x in (asked, known, bearer)):
-            return _refuse(
-                403, "the token is missing or wrong; open the address that `sigmoid-rl view` printed"
-            )
+            text = "the token is missing or wrong; open the address that `sigmoid-rl view` printed"
+            return _refuse(403, text)
         if asked:  # out of the address, into a cookie; the part after # stays
             answer = web.Response(status=303, headers={"Location": "/"})
             answer.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict")
