@@ -19,15 +19,7 @@ from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, ave
 from trainer.scaling.curve.axis import Axis
 from trainer.scaling.curve.flags import FLAGS, HARMLESS, NO_CURVE, SURPRISING, few_points, flags_of, reasons
 from trainer.scaling.curve.marginal import MIN_SD, Data
-from trainer.scaling.curve.points import (
-    MIN_FORECAST,
-    MIN_POINTS,
-    Columns,
-    averaged,
-    checked,
-    curve,
-    usual_error,
-)
+from trainer.scaling.curve.points import MIN_FORECAST, MIN_POINTS, averaged, checked, curve, usual_error
 from trainer.scaling.curve.shape import UNLIKELY, another_shape
 from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, EvalPoint, Sigmoid, estimate, median
 
@@ -218,7 +210,7 @@ def fit(
     reward: ArrayLike | str | None = None,  # (n,) from 0 to 1; NaN: not evaluated there, left out
     se: ArrayLike | str | None = None,  # (n,) standard errors; None or all 0: equal ones, from the residuals
     *,
-    data: Columns | None = None,  # a DataFrame, whose columns `compute`, `reward` and `se` then name
+    data: Any = None,  # a DataFrame, whose columns `compute`, `reward` and `se` then name
     R0: float | None = None,  # the reward at zero compute; None: as measured there, else unknown
     R0_se: float | None = 0.0,  # of that R0. 0: it is exact; None: as uncertain as the most certain point
     confidence: float = 0.9,  # of the intervals

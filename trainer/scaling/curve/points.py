@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -88,18 +88,12 @@ def last_error(points: Sequence[EvalPoint]) -> float:
     return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
 
 
-class Columns(Protocol):
-    """A DataFrame, a dict of arrays, or whatever else gives a column for its name."""
-
-    def __getitem__(self, name: str, /) -> Any: ...
-
-
 def curve(
     compute: ArrayLike | str,  # (n,) ≥ 0, in `unit`; what was measured at 0 is R0
     reward: ArrayLike | str | None,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated, left out
     se: ArrayLike | str | None = None,  # (n,) standard errors of the rewards; None or 0: unknown
     *,
-    data: Columns | None = None,  # whose columns `compute`, `reward` and `se` then name
+    data: Any = None,  # a DataFrame or dict of arrays, whose columns `compute`, `reward` and `se` then name
     R0: float | None = None,  # the reward at zero compute, if it is not among the points
     name: str = "",  # for messages
     unit: str = "",  # of compute: "GPU-hours", "FLOPs", "steps"; by default the column's name
@@ -119,7 +113,7 @@ def curve(
     return run if R0 is None else replace(run, R0=float(R0))
 
 
-def _numbers(what: str, values: ArrayLike | str | None, data: Columns | None) -> Array:
+def _numbers(what: str, values: ArrayLike | str | None, data: Any) -> Array:
     """(n,)"""
     try:
         if isinstance(values, str):
