@@ -90,10 +90,12 @@ class Curves:
 
 
 def recipe_curves(
-    groups: Sequence[Sequence[Average]],
-    compute: Array,  # (m,) ascending, two or more
+    groups: Sequence[Sequence[Average]], compute: Array
 ) -> tuple[list[Array], tuple[SeedVariance, ...]]:
-    """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,)."""
+    """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,).
+
+    `compute`, (m,), is ascending, two or more.
+    """
     rng = np.random.default_rng(0)
     drawn = [[_by_growth(run, compute, rng) for run in runs] for runs in groups]
     moments = [[(x.mean(0), x.var(0)) for x in runs] for runs in drawn]

@@ -65,11 +65,8 @@ def _resampled(worth: Worth) -> Iterator[Array]:
         yield worth.by_prompt[:, :, chosen].mean(2)
 
 
-def _worth(
-    compute: Array,  # (evaluations,)
-    means: Array,  # (evaluations, ns)
-    at: Sequence[float],
-) -> Array:  # (doublings, computes)
+def _worth(compute: Array, means: Array, at: Sequence[float]) -> Array:
+    """(doublings, computes `at`): the worth of each, by the means, (evaluations, ns), at `compute`."""
     places, first = np.unique(compute, return_index=True)
     grid = np.linspace(places[0], places[-1], CELLS)
     curves = [

@@ -85,12 +85,11 @@ def by_difficulty(text: str, options: ReadOptions) -> tuple[Reading, dict[str, C
     return reading, {k: curve_of(f"{reading.curve.name}, {k}", unit, p) for k, p in curves.items()}
 
 
-def buckets(
-    rates: Array,  # (evaluations, prompts), from 0 to 1
-    samples: int,  # behind each
-    points: Sequence[EvalPoint],  # (evaluations,), where they were made
-) -> dict[str, list[EvalPoint]]:
-    """The evaluations of each third of the prompts, hardest first, by the rates in all other evaluations."""
+def buckets(rates: Array, samples: int, points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
+    """The evaluations of each third of the prompts, hardest first, by the rates in all other evaluations.
+
+    `rates`, (evaluations, prompts), of `samples` each, were measured at `points`, (evaluations,).
+    """
     total, curves = rates.sum(0), dict[str, list[EvalPoint]]()
     for now, point in zip(rates, points, strict=True):
         order = np.argsort(total - now, kind="stable")
