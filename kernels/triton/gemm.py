@@ -37,6 +37,7 @@ def gemm(
     SUBTILES: tl.constexpr, PIECE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """h (rows, width), weight (vocabulary, PARTS · width): FP32 or bf16; descriptors if TMA, or pointers."""
+    tl.assume(width > 0)  # else the compiler writes the whole loop a second time, for no steps
     row_tiles = tl.cdiv(rows, ROWS)
     column_tiles = tl.cdiv(vocabulary, COLUMNS)
     part_steps = tl.cdiv(width, DEPTH)

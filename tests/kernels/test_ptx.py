@@ -74,7 +74,7 @@ def test_every_row_and_body_kernel_is_float64s_and_all_barriers_but_one_are_need
 @pytest.mark.slow
 def test_every_gemm_is_float64s_with_copies_and_products_early_and_late_and_misses_each_wait() -> None:
     found = report("^gemm", GEMMS, 3)  # copies and products early, late, and at random
-    assert outcomes(found) <= NOTICED | {"redundant", "never"}
+    assert outcomes(found) <= NOTICED | {"redundant"}
     kernels = {name: shown for name, shown in found["barriers"].items() if name.startswith("gemm")}
     assert len(kernels) == 3 and len(found["errors"]) >= 14
     for name, shown in kernels.items():
