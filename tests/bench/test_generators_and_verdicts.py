@@ -17,6 +17,7 @@ def test_a_generator_makes_as_many_tokens_as_are_asked_for(name: str, tmp_path: 
     assert [work(), work()] == [12, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*verifiers.ANSWERS, "reasoning_gym"])
 def test_ordinary_answers_are_right_and_wrong_ones(kind: str) -> None:
     config, asked = VerifierConfig(kind=kind, timeout_s=60.0), verifiers.ordinary(kind)

@@ -34,6 +34,7 @@ def test_every_line_runs_in_tritons_interpreter(tmp_path: Path) -> None:
     assert {"copy", "row_stats", "single_pass", "score", "fused_epilogue", "two-pass, chunks of 4"} <= names
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu_and_old_times_stand_beside_new_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_seeds_of_a_recipe_vary_by_what_is_said() -> None:
     assert moved(24, 0) == pytest.approx(at_C_mid, rel=0.1)  # 24 evaluations: the first is at C_mid
 
 
+@pytest.mark.slow
 def test_the_table_of_comparisons_holds_the_shares_of_each_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_table_of_comparisons_holds_the_shares_of_each_row(
     assert sum(same[:3]) == sum(apart[:3]) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_stop_is_wrong_if_more_was_to_be_gained_than_the_rule_says() -> None:
     gains = dict(zip(stopping.RULES, stopping.measure(CONTROL, 0, 1)["gains"], strict=True))
     ended = [gain for rule, gain in gains.items() if rule.gain == 0.02 and gain is not None]

@@ -242,6 +242,7 @@ def train(one: Recorder, step: int, law: Sigmoid) -> tuple[str, float]:
     return ended_by, rate
 
 
+@pytest.mark.slow
 def test_a_run_whose_forecast_says_so_ends_and_records_why_also_after_a_resume(tmp_path: Path) -> None:
     law = Sigmoid(0.1, 0.7, 2.5, 0.02)
     config = having(CONFIG, pipeline={"steps": 60}, forecast={"stop": "gain<0.01 per doubling"})

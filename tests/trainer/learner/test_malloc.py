@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FAULTS = """
 import resource, torch
 from trainer.learner.process import keep_freed_memory
@@ -21,6 +23,7 @@ print(*new_pages())
 """
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_step_is_used_again_by_the_next() -> None:
     run = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     (first, last), (first_kept, last_kept) = (map(int, line.split()) for line in run.stdout.splitlines())

@@ -13,6 +13,8 @@ from trainer.scaling import ConfigError, Curve, Sigmoid, across, curve
 from trainer.scaling.commands.across import sizes_of
 from trainer.scaling.curve.sigmoid import DRAWS, Draws
 
+pytestmark = pytest.mark.slow
+
 SIZES = (1e9, 3e9, 8e9)
 NEW = 30e9
 

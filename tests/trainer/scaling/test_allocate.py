@@ -24,6 +24,7 @@ def test_the_maximum_lies_between_values_or_at_an_end() -> None:
     assert peak(np.array([0.0, 1.0]), np.array([[0.2, 0.1], [0.1, 0.2]])).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_best_value_which_grows_with_compute() -> None:
     a, b = 0.25, 0.6
     result = allocation_of(simulate(a, b, 0.0, np.random.default_rng(3)), at=[20_000.0])
@@ -52,6 +53,7 @@ def test_a_best_value_at_the_end_of_the_range_is_said_to_be_one(
     assert content["budgets"][-1]["at_highest"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_value_is_that_of_the_config_or_the_name_and_else_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,8 @@ from trainer.scaling.plot import plot, straighten
 from trainer.scaling.reading.read import read_inputs
 from trainer.scaling.text import compute_for_most, parameters
 
+pytestmark = pytest.mark.slow
+
 LAW = Sigmoid(R0=0.15, A=0.95, B=1.8, C_mid=0.3)  # over work, of which the whole run does 1
 SD = 0.01
 

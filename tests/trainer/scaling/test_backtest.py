@@ -30,6 +30,7 @@ def text(rewards: np.ndarray) -> str:
     return " ".join(describe_backtest(backtested(rewards), "h").split())
 
 
+@pytest.mark.slow
 def test_a_run_that_follows_the_curve_ends_as_its_first_half_predicts() -> None:
     hits = []
     for seed in range(8):

@@ -16,6 +16,8 @@ from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.tables import answer, pair_sentences, ranges, reward_seed_sentence
 
+pytestmark = pytest.mark.slow
+
 C = np.linspace(0, 8000, 21)
 SD = 0.006
 Law = tuple[float, float]  # of logit R = −1.5 + (C / τ)^p: τ and p
@@ -125,7 +127,6 @@ def test_equal_recipes_are_not_told_apart() -> None:
     assert re.fullmatch(r"Reward at 8,000 h, to which all have data: not distinguished, r0 less r1 .*", says)
 
 
-@pytest.mark.slow
 def test_the_interval_of_a_reward_at_a_budget_holds_that_of_the_recipe() -> None:
     inside = []
     for first in range(0, 40, 2):

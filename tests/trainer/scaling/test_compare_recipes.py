@@ -47,6 +47,7 @@ def said(comparison: Comparison) -> str:
     return " ".join(tables.pair_sentences(comparison.pairs[0], comparison, UNIT))
 
 
+@pytest.mark.slow
 def test_the_papers_ceilings_differ_and_those_within_its_margin_do_not() -> None:
     cispo, dapo = Sigmoid(0.3, 0.595, 1.9, 2542), Sigmoid(0.3, 0.52, 1.9, 2542)  # §3: losses compared
     assert [two(cispo, dapo, seed=s).pairs[0].verdict for s in range(2)] == [DIFFERENT] * 2
@@ -96,6 +97,7 @@ def test_curves_of_equal_slope_cross_where_algebra_says_and_there_each_may_be_th
     assert all(sum(s.best for s in standings) == pytest.approx(1) for _, standings in result.budgets)
 
 
+@pytest.mark.slow
 def test_only_equivalent_ceilings_are_made_one_to_compare_the_rest() -> None:
     law, other = Sigmoid(0.3, 0.58, 1.8, 2000), Sigmoid(0.3, 0.60, 1.8, 2000)
     for result in (two(SCALERL, SCALERL), *(two(other, law, seed=seed) for seed in range(3))):
@@ -128,6 +130,7 @@ def test_two_runs_of_one_recipe_are_not_said_to_differ(pairs: int) -> None:
     assert alarms <= pairs // 6 and leads <= pairs // 4
 
 
+@pytest.mark.slow
 def test_other_seeds_widen_a_run_by_the_prior_and_more_seeds_narrow_it_again() -> None:
     for first in (0, 3):
         runs = fits(Sigmoid(0.3, 0.58, 1.8, 2000), *range(first, first + 3), at=SELDOM[:8])

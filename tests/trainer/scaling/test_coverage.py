@@ -7,6 +7,7 @@ from bench.validation.runs import ours, truths
 from bench.validation.scenarios import OUTLIERS, PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 
+pytestmark = pytest.mark.slow
 BY_NAME = {case.name: case for case in SCENARIOS}
 SEED = 7  # not that of the published tables
 
@@ -16,10 +17,9 @@ def inside(result: Fit, truth: dict[str, float]) -> list[bool]:
     return [estimates[key].low <= value <= estimates[key].high for key, value in truth.items()]
 
 
-@pytest.mark.parametrize(("case", "each"), [
-    (OUTLIERS, 1), ("AR(1) 0.7", 2),
-    *(pytest.param(case, 3, marks=pytest.mark.slow) for case in (WELL, "no standard errors reported")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "each"), [(OUTLIERS, 1), ("AR(1) 0.7", 2), (WELL, 3), ("no standard errors reported", 3)]
+)
 def test_intervals_of_the_published_curves_cover_the_truth(case: str, each: int) -> None:
     runs = [simulate(BY_NAME[case], row, i, SEED) for row in PAPER_RUNS.values() for i in range(each)]
     fits = [ours(points) for points in runs]

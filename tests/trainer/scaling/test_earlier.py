@@ -24,6 +24,8 @@ from trainer.scaling.earlier import (
 from trainer.scaling.forecast import backtest, summarize
 from trainer.scaling.simulate import simulated
 
+pytestmark = pytest.mark.slow
+
 NOISE, POINTS = 0.006, 30
 
 

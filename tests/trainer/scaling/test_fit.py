@@ -177,6 +177,7 @@ def test_a_perfect_score_is_no_more_certain_than_the_surest_point() -> None:
     assert fit(c, r, perfect, R0=0.11).A == fit(c, r, sd, R0=0.11).A
 
 
+@pytest.mark.slow
 def test_unreported_noise_is_no_fall() -> None:
     c, fell = np.linspace(0.01, 0.3, 20), 0
     broken = np.r_[np.linspace(0.2, 0.8, 10), np.linspace(0.75, 0.3, 10)]

@@ -13,6 +13,8 @@ from trainer.scaling.curve.sigmoid import curve_of
 from trainer.scaling.forecast import Forecast, describe_recommendation, forecast
 from trainer.scaling.text import gain
 
+pytestmark = pytest.mark.slow
+
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 SD = 0.01
 
@@ -38,7 +40,6 @@ def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
     return LAW.reward(compute) + np.random.default_rng(seed).normal(0, SD, len(compute))
 
 
-@pytest.mark.slow
 def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     seen = []

@@ -65,6 +65,7 @@ def test_seeds_of_one_recipe_must_share_their_reward(change: dict[str, Any]) -> 
         check_seeds({"a": [known, replace(known, **change)]})
 
 
+@pytest.mark.slow
 def test_the_commands_warn_first_and_refuse_unlike_seeds(command: Command) -> None:
     for name, A, seed in (("one", 0.6, 0), ("other", 0.6, 1), ("third", 0.5, 2)):
         run = simulated(Sigmoid(0.3, A, 2, 2500), np.arange(500, 8001, 500.0), 0.005, seed)

@@ -15,6 +15,8 @@ from trainer.scaling import Sigmoid, inference
 from trainer.scaling.inference import doublings, rewards
 from trainer.scaling.reading.held_out import Worth
 
+pytestmark = pytest.mark.slow
+
 LAW, SAMPLES, NS = Sigmoid(R0=0.05, A=0.9, B=1.5, C_mid=3.0), 8, (1, 2, 4, 8)
 COMPUTE = np.linspace(0, 10, 26)
 DIFFICULTIES = np.exp(np.random.default_rng(0).normal(0, 0.7, 20_000))  # a prompt's p is R(C)^difficulty

@@ -94,6 +94,7 @@ def test_one_evaluation_far_off_is_not_a_pilot_s_noise() -> None:
         assert after_pilot(with_outlier, 5)[0].noise == pytest.approx(after_pilot(plain, 5)[0].noise, rel=0.2)
 
 
+@pytest.mark.slow
 def test_simulated_perfect_scores_have_the_error_that_the_fit_assumes() -> None:
     rewards = np.clip(Sigmoid(0.3, 1.0, 4.0, 500).reward(np.arange(250, 4001, 250.0)), 0, 1)
     rewards[3:] = 1.0  # whose binomial error is 0
@@ -105,6 +106,7 @@ def test_simulated_perfect_scores_have_the_error_that_the_fit_assumes() -> None:
     assert few.chance <= many.chance and many.error < 0.01 and fit.A.high >= 0.99
 
 
+@pytest.mark.slow
 def test_after_a_pilot_with_correlated_errors_the_simulated_ones_are_correlated() -> None:
     prospect, fit = after_pilot(wandering(4000, 40, 0.93), 12)
     assert after_pilot(pilot(4000, 40), 12)[0].correlation_length == 0 < prospect.correlation_length
@@ -155,6 +157,7 @@ def test_two_processes_find_what_one_finds() -> None:
     assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(cpu_cores()) < 2, reason="on one core it starts no processes")
 def test_without_a_terminal_it_says_how_long_it_takes_and_a_signal_ends_its_processes_too() -> None:
     line = shlex.split(f"{sys.executable} -m trainer plan --c-mid 2500 --r0 0.3 --runs 30")

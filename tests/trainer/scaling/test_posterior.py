@@ -102,6 +102,7 @@ def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
     assert weight[[12, 30]].max() < 0.2 and np.delete(weight, [12, 30]).min() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [-0.1, 0.1])
 def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundredth(offset: float) -> None:
     c = np.linspace(0.01, 0.3, 40)

@@ -34,6 +34,7 @@ def test_budgets_and_rewards_are_those_of_the_sigmoid_by_hand() -> None:
     assert beyond.compute.low == np.inf and beyond.chance == 0
 
 
+@pytest.mark.slow
 def test_intervals_of_rewards_and_budgets_cover_the_truth() -> None:
     fits = [fitted(seed) for seed in range(25)]
     ahead, needed = float(LAW.reward(24_000)), LAW.compute_for(0.59)

@@ -186,6 +186,7 @@ def seeds() -> list[Run]:
     return [*runs, a_run(fallen=0.4, name="fallen"), a_run(n=4, name="few"), pilot]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_compare_says() -> None:
     runs = seeds()
     words = shown(runs)

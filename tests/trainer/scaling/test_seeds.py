@@ -111,6 +111,7 @@ def test_seeds_that_differ_by_the_fits_errors_alone_make_no_spread() -> None:
     assert seed_variance(runs, MEDIAN).margin(0.9) < 0.025
 
 
+@pytest.mark.slow
 def test_with_seeds_the_interval_of_a_recipe_covers_it_as_often_as_said() -> None:
     """Random effects of known size and fits of known error, three runs."""
     rng, hits, trials = np.random.default_rng(2), 0, 20

@@ -21,6 +21,7 @@ def fitted(change: dict[int, float], seed: int = 0, reported: bool = True) -> Fi
     return fit(COMPUTE, reward, np.full(len(COMPUTE), SD) if reported else None, R0=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_last_evaluation_far_below_the_curve_is_a_collapse_or_a_bad_one(reported: bool) -> None:
     for seed in range(4):
@@ -32,6 +33,7 @@ def test_a_last_evaluation_far_below_the_curve_is_a_collapse_or_a_bad_one(report
         assert not {"last-point-low", "falling"}.isdisjoint(two.flags)
 
 
+@pytest.mark.slow
 def test_neither_noise_nor_an_outlier_elsewhere_nor_above_is_a_low_last_point() -> None:
     for change in ({}, {-1: -0.02}, {12: -0.2}, {-4: -0.2}, {-1: 0.2}, {-1: -0.2, 10: -0.2, 20: 0.2}):
         for reported in (True, False):

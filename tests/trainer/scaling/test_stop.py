@@ -59,6 +59,7 @@ def test_a_run_near_its_ceiling_stops_and_says_what_it_forgoes() -> None:
     assert reason(NEAR_THE_CEILING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_rises_or_has_too_few_or_too_noisy_evaluations_does_not_stop(seed: int) -> None:
     for points in (
@@ -85,6 +86,7 @@ def test_a_slow_decline_is_an_alarm_that_needs_two_evaluations_and_no_memory() -
     assert not reason([*NEAR_THE_CEILING, *low], patience=1)
 
 
+@pytest.mark.slow
 def test_the_forecasts_of_the_last_evaluations_must_all_say_so() -> None:
     alone = {n for n in range(2, 19) if reason(NEAR_THE_CEILING[:n], patience=1)}
     for patience in (2, 4):

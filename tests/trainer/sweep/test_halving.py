@@ -30,6 +30,7 @@ def test_the_least_likely_recipes_that_together_have_at_most_the_risk_are_stoppe
     assert least_likely({}, 0.01) == {}
 
 
+@pytest.mark.slow
 def test_chances_are_those_of_the_budget_and_near_equals_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = np.linspace(100, 1600, 16)
     laws = {
@@ -64,6 +65,7 @@ def test_a_rung_without_enough_evaluations_is_decided_and_stops_nobody(tmp_path:
     assert status.decided == [0.25] and not status.stopped
 
 
+@pytest.mark.slow
 def test_a_cut_curve_ends_at_the_share_and_few_sweeps_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.validation.halving.RECIPES", 3)
     monkeypatch.setattr("bench.validation.halving.SEEDS", 1)
@@ -73,6 +75,7 @@ def test_a_cut_curve_ends_at_the_share_and_few_sweeps_run(monkeypatch: pytest.Mo
     assert 0 <= one["saved"] < 0.75 and one["regret"] >= 0 and (not one["lost"] or one["regret"] > 0)
 
 
+@pytest.mark.slow
 def test_a_sweep_stops_the_weak_recipe_at_a_rung_and_never_trains_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,6 +123,7 @@ def test_runs_side_by_side_share_the_cores(tmp_path: Path) -> None:
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
+@pytest.mark.slow
 def test_after_a_kill_of_the_sweep_its_next_start_takes_over_the_run_that_trains(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     sweep = start(folder, tick=0.06)
@@ -155,6 +156,7 @@ def test_after_a_kill_of_everything_runs_go_on_from_their_checkpoints_or_begin_a
     assert all(steps(folder, name) == list(range(25)) for name in RUNS)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_runs_with_a_checkpoint_and_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +244,7 @@ def test_wrong_input_is_one_line_and_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_more_may_be_added_to_a_sweep_and_another_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from trainer.sweep.progress import progress
 from trainer.sweep.results import read
 from trainer.sweep.spec import Run, load
 
+pytestmark = pytest.mark.slow
 LAWS = {"scalerl": (0.62, 2.0, 0.4), "dapo": (0.62, 2.0, 0.4), "grpo": (0.50, 2.0, 0.4)}
 SD, POINTS, LAST = 0.004, 24, 2.4
 

@@ -216,6 +216,7 @@ def check(case: Case, every: int, count: int, folder: Path) -> None:
     print(f"{case.kind}: {len(hostile)} hostile {dict(outcomes)}, {len(right)} right; {times}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in SLOW])
 def test_no_hostile_answer_breaks_a_comparison_a_worker_or_a_sandbox(name: str, tmp_path: Path) -> None:
     check(CASES[name], *((97, 100) if name in PARTLY else (1, 2000)), tmp_path)
@@ -280,6 +281,7 @@ REFUSED = {  # task -> texts that its scorer would accept for any item, or execu
 }
 
 
+@pytest.mark.slow
 def test_reasoning_gyms_lenient_scorers_believe_no_constant_answer_and_still_accept_the_right_one() -> None:
     pool = VerifierPool(VerifierConfig(kind="reasoning_gym", workers=2, timeout_s=30.0))
 
