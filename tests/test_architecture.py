@@ -48,94 +48,23 @@ COMMANDS = {
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    # 95 the derivative of linear_logprob, 113 the adapters, 55 shards and autocast, 224 the losses of 2026,
-    # 62 the distillation from a teacher's top-k, 27 what a review found wrong in them, 46 FP16 on Triton and
-    # the distillation over shards, 36 chunks by memory and gradients that are not copied
-    # 202 the fused epilogue in QuACK's GEMM
-    # 20 checks of what a stranger tried
     "kernels": 3_485,
-    # 60 of them beginning.py; 24 who comes after whom, 13 recipe `own` and model.dtype auto, 9 help, dry run
-    # 20 supervised fine-tuning, 9 a teacher
-    # 6 LoRA; 20 supervised fine-tuning, 9 a teacher, 3 log-probs of prompts, 1 an environment's interpreter
-    # 17 a teacher behind a URL
-    # 19 forward KL over a teacher's top-k
-    # 8 one card
-    # 15 `view`, 2 Trackio
-    # 6 positions, resuming from; 4 where turns begin and end, what an engine waits for,
-    # 47 one command; 5 experts
-    # 13 the split that a run had
-    # 7 `| head` ends it, a key without dashes; 3 a dry run without vLLM; 4 --version
-    # 13 the signals that stop a run or a sweep, and the error line of every command: 50 fewer elsewhere
-    # 2 docs of options parsed once
-    "trainer": 2_289,  # 2 host; 5 options in bash; 1 no free memory known; 3 no split that memory refuses
-    # 236 data sets of the hub, bad rows; 84 evaluation without a learner; 92 data; 54 supervised fine-tuning,
-    # 3 lengths of its completions, 8 a teacher
-    # 3 a dry run of an interpreter
-    # 138 a teacher behind a URL: its answers checked, in batch and journal
-    # 33 what the learner said of tokens, in the journal
-    # 6 a dry run of a scorer; 1 which turn is the last, 101 turns in the journal; 25 experts, a file
-    # 57 unnamed labels, CSV and JSON files, the first prompt of a dry run, the share that would skip bad rows
-    # 17 labels that an answer is not, rows and columns of CSV that run together
+    "trainer": 2_289,
     "controller": 3_058,
-    # 32 keys of turns that are computed again, 26 the state `tools`
-    "engines": 1_773,  # 34 log-probs of prompts; 12 weights of a folder; 3 sliding windows; 35 experts
-    # 5 vLLM 0.33
-    # 2 the end of a replay, 16 engines without a learner; 15 a value network, model.dtype auto; 1 supervised,
-    # 2 a teacher
-    # 36 what was odd and what next
-    # 123 what fits one card, 10 several
-    # 40 trackers: Trackio
-    # 8 what was computed until each evaluation, and the rest of the run at the rate ahead
-    # 7 a resumed run goes on in its run of W&B
-    # 8 wrong answers alone
-    # 13 rewards with grades, positions; 26 LoRA; 2 the entry of the HTTP server; 5 episodes,
-    # 9 steps without a signal
-    # 38 another recipe on data of one's own, answers that nobody could read, short runs
-    # 8 a solved run, what another recipe must keep, RL from before a fall
-    # 3 a killed controller is named
-    "launcher": 2_090,  # 18 a fallen run goes on more slowly, another recipe; 8 bounds; 4 its cause
-    # 29 the fastest split, turns where none fits, shorter completions; 5 the loss's rows by free memory
-    # 8 recomputation in the rates, a split as before
-    "accounting": 400,  # 7 shut-down; 4 LoRA; 10 active experts; 3 a teacher
-    # 151 LoRA; 37 sliding windows, 6 the value network's rate, active experts; 19 a teacher
-    # 46 forward KL over a teacher's top-k
-    # 3 a first push that fails
-    "learner": 2_463,  # 17 newest transformers and vLLM; 9 each token's ratio and entropy; 54 experts
-    "models": 403,  # 141 LoRA's files, merge; 14 their sums for vLLM, a base of several files; 52 experts
-    # 173 verifiers, 28 OpenEnv, 23 skyrl-gym, 3 what processes share, 6 which call a reply answers
+    "engines": 1_773,
+    "launcher": 2_090,
+    "accounting": 400,
+    "learner": 2_463,
+    "models": 403,
     "environments": 644,
-    # 29 the HTTP client that a judge and a teacher share
-    # 2 a column called choices
-    "verifiers": 1_472,  # 2 Linux alone; 8 what a worker has started ends with it, 8 an import that hangs
-    # 3 a fork server for environments, too; 16 its interpreter
-    # 54 a sweep goes on from kept curves
-    # 2 a sweep that came first
-    "sweep": 901,  # 3 empty cells; 81 axes; 1 dtype of kept curves; 15 two recipes that are the same run
-    # 97 the frontier over an axis, 29 evaluations of a run, 14 episodes turn by turn,
-    # 138 tables of any shape, consoles and notebooks, 97 the files of Trackio and W&B
-    # 118 forecasts on FLOPs where a device-hour was not always the same work, 179 `allocate`
-    # 22 resumed W&B runs, damaged files of trackers
-    # 37 all options that a log needs at once, 8 fallen runs of --like, 126 tasks and difficulty,
-    # 16 the error of what is still gained, 8 lines of steps, 3 many rewards at once
-    "scaling": 6_491,  # 3 a CSV without a header; 9 values that fell; 3 the level of a flat run; 3 pace
+    "verifiers": 1_472,
+    "sweep": 901,
+    "scaling": 6_499,
     "evaluate": 525,
-    "view": 782,  # the page of runs while they train; 49 curves in a process; 30 held-out answers
-    "serve": 561,  # an HTTP server over the engine pool; 93 scores by a command
-    # 98 forecasts where the rate drifts, 61 frontiers with a known answer, 98 pictures
-    # 174 laws of the literature, 92 view beside a training, 12 the error of a gain
-    "bench": 4_740,  # 16 sources as shipped; 1 free memory; 6 LoRA; 22 faults of other runs; 8 QuACK
-    # 78 pictures and the story
-    # 56 damaged logs, 25 a resumed run of W&B, 10 options at once, 18 fallen runs of --like
-    # 221 QuACK's GEMM run from PTX; 96 laws of the literature, the rate ahead
-    # 37 what a stranger tried of the loss, DDP; 41 the end of a fallen run, Linux alone
-    # 37 what a stranger tried of the loss, DDP
-    # 45 what runs on which cards
-    # 90 a newcomer's three files
-    # 70 a review of data files, what next and warnings
-    # 17 generators and verdicts, in the place of a suite of 42 lines in bench
-    # 51 logs of strangers: dicts after bars, what cells print, lines of slime and prime-rl,
-    # 44 what a review of these found, 35 promises that no test noticed
-    "tests": 32_114,  # 181 vLLM's sources; 1,490 kernels run from PTX, 110 notebooks, 134 trackers
+    "view": 782,
+    "serve": 561,
+    "bench": 4_740,
+    "tests": 32_129,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -41,13 +42,17 @@ def by_task(text: str, options: ReadOptions) -> dict[str, Reading]:
             f"eval/NAME/pass_rate, or --reward-column with the text that they share; found {len(columns)}"
         )
     split = [column.split("/") for column in columns]
-    first = next(i for i, names in enumerate(zip(*split, strict=False)) if len(set(names)) > 1)
-    last = next(i for i, names in enumerate(zip(*map(reversed, split), strict=False)) if len(set(names)) > 1)
+    first, last = _shared(split), _shared([words[::-1] for words in split])
     parts = {}
     for column, words in zip(columns, split, strict=True):
         name = "/".join(words[first : len(words) - last]) or words[first - 1]  # math beside math/aime
         parts[name] = _only(text, replace(source.options, reward_column=column))
     return parts
+
+
+def _shared(names: Sequence[Sequence[str]]) -> int:
+    """The number of words with which all names begin."""
+    return len(list(takewhile(lambda words: len(set(words)) == 1, zip(*names, strict=False))))
 
 
 def _only(text: str, options: ReadOptions) -> Reading:

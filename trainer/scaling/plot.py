@@ -91,7 +91,7 @@ def plot(
         if labels:
             marks = [Line2D([], [], ls="none", ms=3, **looks[name]) for name in labels]
             figure.legend(marks, list(labels.values()), loc="outside upper left", ncols=columns)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, metadata=_metadata(path))
 
 
 def lines(
@@ -116,7 +116,12 @@ def lines(
             _compute_axis(axes, unit, log=True)
             axes.set_ylabel("held-out reward")
             axes.legend(title=title)
-        figure.savefig(path)
+        figure.savefig(path, metadata=_metadata(path))
+
+
+def _metadata(path: Path) -> dict[str, Any] | None:
+    """The metadata of a picture: an SVG is without its date, so that the same data give the same file."""
+    return {"Date": None} if path.suffix == ".svg" else None
 
 
 def straighten(curve: Curve, fit: Fit) -> Array:

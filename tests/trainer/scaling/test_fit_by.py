@@ -90,10 +90,21 @@ def test_a_row_for_each_task_and_for_each_third_of_the_prompts(command: Command)
         ("fit a.jsonl a.jsonl --by task", "of one run"),
         ("fit a.jsonl --by task --families", "--families"),
         ("fit b.jsonl --by difficulty", "holds 2 runs"),
+        ("fit c.jsonl --by task", "there is one point"),
     ],
 )
 def test_what_has_no_parts_is_refused(command: Command, line: str, says: str) -> None:
     rows = [{"step": i, "loss": 0.1, "eval/pass_rate": i / 20} for i in range(9)]
     write_jsonl(Path("a.jsonl"), rows)
     write_jsonl(Path("b.jsonl"), [row | {"run": run} for run in "xy" for row in rows])
+    write_jsonl(
+        Path("c.jsonl"), [{"compute/total": 0.0, "eval/math/pass_rate": 0.2, "eval/code/pass_rate": 0.1}]
+    )
     assert says in command(line, exit_code=2)
+
+
+def test_a_task_whose_column_begins_the_others_is_one_of_them(command: Command) -> None:
+    rows = [{"step": i, "score": i / 20, "score/math": i / 30, "score/code": i / 40} for i in range(9)]
+    write_jsonl(Path("a.jsonl"), rows)
+    text = command("fit a.jsonl --by task --reward-column scor")
+    assert {line.split()[0] for line in text.splitlines()[1:4]} == {"score", "math", "code"}

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from simulated import PAPER, simulated
 
 from trainer.scaling import EvalPoint, Sigmoid, curve_of, fit_curve, plot_curve
+from trainer.scaling import plot as plot_module
+from trainer.scaling.curve.sigmoid import Estimate
 from trainer.scaling.plot import COLOURS, Named, _curves, _looks, _reward_axis, ceiling, forecast_end, plot
 
 
@@ -153,3 +155,9 @@ def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(runs: list[Named], t
     assert f"ScaleRL: B = {runs[0][2].B.value:.2f}" in text and "short" not in text
     plot(runs[2:], tmp_path / "none.svg", panels="efficiency")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")
+
+
+def test_an_svg_of_lines_has_no_date_so_that_the_same_data_are_the_same_file(tmp_path: Path) -> None:
+    row = [(1.0, Estimate(0.4, 0.3, 0.5)), (2.0, Estimate(0.5, 0.4, 0.6))]
+    plot_module.lines({"half": {"a": row, "b": row}}, tmp_path / "a.svg", "h")
+    assert "<dc:date>" not in (tmp_path / "a.svg").read_text()

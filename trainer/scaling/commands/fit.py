@@ -50,10 +50,7 @@ class Command(ForecastCommand):
             same_unit(curves)
         fits, texts, results = list[Fit](), list[str](), {}
         for reading, curve in zip(readings, curves, strict=True):
-            if len(curve.evaluations) < 2:
-                points = "one point" if curve.evaluations else "no point"
-                text = f"{curve.name}: there is {points}; expected several, at increasing compute."
-                raise ConfigError(" ".join([text, *reading.notes]))
+            _check_points(curve, reading)
             fits.append(fit := self.fit(curve))
             test = backtest(curve, None, self.confidence, self.within, self.earlier)
             said = [explain(fit, curve.unit), describe_backtest(test, curve.unit)]
@@ -90,6 +87,8 @@ class Command(ForecastCommand):
         else:
             reading, curves = by_difficulty(inputs[0], self)
             readings = [reading]
+        for curve in curves.values():
+            _check_points(curve, readings[0])
         fits = {
             name: fit_curve(curve, self.confidence, self.within, prior)
             for (name, curve), prior in zip(curves.items(), shared_start(list(curves.values())), strict=True)
@@ -101,6 +100,14 @@ class Command(ForecastCommand):
             self.json, {name: {"unit": curves[name].unit} | fit.to_json() for name, fit in fits.items()}
         )
         print(f"{_parts_table(self.by or '', curves, fits)}\n{sources(readings)}")
+
+
+def _check_points(curve: Curve, reading: Reading) -> None:
+    """ConfigError: the curve is a single evaluation, or none."""
+    if len(curve.evaluations) < 2:
+        points = "one point" if curve.evaluations else "no point"
+        text = f"{curve.name}: there is {points}; expected several, at increasing compute."
+        raise ConfigError(" ".join([text, *reading.notes]))
 
 
 def _parts_table(by: str, curves: Mapping[str, Curve], fits: Mapping[str, Fit]) -> Block:
