@@ -31,6 +31,7 @@ print(run(*map(int, sys.argv[3:])) * 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", [n for n, info in backend_info().items() if info["available"] and n != "triton"]
 )

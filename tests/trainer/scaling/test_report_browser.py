@@ -17,6 +17,8 @@ from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.report.page import page
 from trainer.scaling.report.run import Run, run_of_folder
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ("curves", "efficiency", "forecast", "train/pass_rate", "learner/entropy", "lag/mean")
 PHONE = {"width": 375, "height": 800}
 

@@ -11,6 +11,8 @@ from view_run import opened, serving, write_view_run
 
 from trainer.view.page import export
 
+pytestmark = pytest.mark.slow
+
 
 def expect(what: Any) -> Any:
     """Playwright's: it waits for what is expected."""
