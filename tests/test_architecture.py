@@ -50,7 +50,7 @@ COMMANDS = {
 CEILINGS = {
     "kernels": 3_485,
     "trainer": 2_289,
-    "controller": 3_058,
+    "controller": 3_059,
     "engines": 1_773,
     "launcher": 2_090,
     "accounting": 400,

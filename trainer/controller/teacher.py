@@ -26,7 +26,8 @@ class Teacher:
     """The teacher, for one event loop. ConfigError if its settings are wrong."""
 
     def __init__(self, config: KLConfig) -> None:
-        self._client = ScoringClient("teacher", config, "objective.kl.to", "the URL or the key")
+        server = config.to, config.api_key_env, config.deadline_s
+        self._client = ScoringClient("teacher", *server, "objective.kl.to", "the URL or the key")
         self._model, self._cached = "", Cache(self._ask, CACHED)
 
     async def start(self, tokenizer: Any, longest: int) -> None:

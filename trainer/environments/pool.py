@@ -213,5 +213,5 @@ def _is_message(message: Any) -> bool:
 
 
 def _is_pair(result: Any) -> bool:
-    """True for (messages, tools), of which at least the first is a list; one text is no pair."""
+    """True for (messages, tools), whose second is a list; of messages alone the second is a dict."""
     return isinstance(result, list) and len(result) == 2 and isinstance(result[1], list)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from trainer.config import ConfigError, JudgeConfig, KLConfig
+from trainer.config import ConfigError
 
 IN_FLIGHT = 64  # requests at once
 PAUSE_S, MAX_PAUSE_S = 0.5, 10.0  # before the first retry, and at most
@@ -39,12 +39,12 @@ class NoScoreError(Exception):
 class ScoringClient:
     """Calls of one event loop. ConfigError if the URL is none, or the API key's variable is not set.
 
-    `role`: judge or teacher. `url_key`: the key of the URL in the section `config`, which errors name.
-    `settings`: what can be wrong where the server refuses a route."""
+    `role`: judge or teacher. `url_key`: the URL's key in the config, which errors name; `env` and
+    `deadline_s` are keys api_key_env and deadline_s of the same section. `settings`: what can be wrong where
+    the server refuses a route."""
 
-    def __init__(self, role: str, config: JudgeConfig | KLConfig, url_key: str, settings: str) -> None:
-        self._section, _, key = url_key.rpartition(".")
-        url, env = getattr(config, key), config.api_key_env
+    def __init__(self, role: str, url: str, env: str, deadline_s: float, url_key: str, settings: str) -> None:
+        self._section = url_key.rpartition(".")[0]
         if not re.fullmatch(r"https?://[^@\s]+", url) or not _parses(url):
             raise ConfigError(
                 f"{url_key}: expected http(s)://HOST:PORT, PORT a number, without a name or password"
@@ -52,7 +52,7 @@ class ScoringClient:
         self._key = os.environ.get(env, "")
         if env and not self._key:
             raise ConfigError(f"{self._section}.api_key_env: ${env} is not set")
-        self._deadline_s, self._url_key, self._settings = config.deadline_s, url_key, settings
+        self._deadline_s, self._url_key, self._settings = deadline_s, url_key, settings
         self.name = f"the {role} at {url}"
         self._http = httpx2.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),

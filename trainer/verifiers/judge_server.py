@@ -17,7 +17,8 @@ class Server:
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._model = config, config.model
-        self._client = ScoringClient("judge", config, "verifier.judge.url", "url, api, model or key")
+        server = config.url, config.api_key_env, config.deadline_s
+        self._client = ScoringClient("judge", *server, "verifier.judge.url", "url, api, model or key")
 
     async def score(self, request: Request) -> float:
         """The score. NoScoreError if the server refuses this request, ServerFailedError if it fails."""
