@@ -187,11 +187,11 @@ class Columns(Generic[T]):
     def from_records(cls, records: Sequence[T]) -> Columns[T]:
         """The records' columns; none if there is no record."""
         columns: dict[str, Any] = {}
-        for name in [f.name for f in fields(records[0])] if records else ():  # type: ignore[arg-type]  # dataclasses
+        for name in [f.name for f in fields(records[0])] if records else ():  # type: ignore[arg-type]  # a dataclass
             values = [getattr(record, name) for record in records]
             arrays = all(isinstance(v, np.ndarray) for v in values)
             columns[name] = ([len(v) for v in values], np.concatenate(values)) if arrays else values
-        return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]  # no T
+        return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]  # none: no T
 
     def to_records(self) -> list[T]:
         """The records; their arrays are views of the columns."""

@@ -287,6 +287,8 @@ def test_the_command_prints_plots_and_writes(command: Command) -> None:
     assert "extrapolated" not in text and recipes["scalerl"]["data_to"] == 16_000
     assert content["pairs"][0]["verdict"] == DIFFERENT and content["budgets"][0]["compute"] == 8000
     assert set(recipes) == {"scalerl", "dapo"} and len(recipes["scalerl"]["runs"]) == 2
+    spread = content["spread_over_seeds"]
+    assert (spread["seeds"], spread["margin"]) == (1, 0.02)  # runs beyond the first of each; the paper's
     assert "scalerl (2 runs)" in Path("e.svg").read_text()
 
 

@@ -60,6 +60,11 @@ def test_without_noise_the_worth_of_a_doubling_is_that_of_the_law() -> None:
     assert [c for c, _ in curve] == COMPUTE.tolist() and curve[5][1].value == pass_at(2, p)[5]
 
 
+def test_where_a_doubling_adds_nothing_it_is_worth_nothing() -> None:
+    flat = Worth("pass", COMPUTE, NS, np.full((len(COMPUTE), len(NS), 3), 0.5))
+    assert {change.worth.value for change in doublings(flat, (2.0, 5.0), 0.9)} == {0.0}
+
+
 def test_intervals_hold_the_worth_among_prompts_of_all_difficulties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "RESAMPLES", 30)
     at, within = 2.0, []
