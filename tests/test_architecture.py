@@ -48,8 +48,8 @@ COMMANDS = {
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    "kernels": 3_485,
-    "trainer": 2_289,
+    "kernels": 3_488,
+    "trainer": 2_288,
     "controller": 3_059,
     "engines": 1_773,
     "launcher": 2_090,
@@ -64,7 +64,7 @@ CEILINGS = {
     "view": 782,
     "serve": 561,
     "bench": 4_740,
-    "tests": 32_137,
+    "tests": 32_154,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

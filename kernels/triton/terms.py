@@ -13,7 +13,7 @@ from torch import Tensor
 from ..objectives import CISPO, OBJECTIVES, SAPO, IcePop
 from ..rows import Gradient
 from ..settings import Settings
-from ..token_objectives import Clip
+from ..token_objectives import REINFORCE, Clip
 from ..tokens import Tokens
 from .config import launch
 from .elementwise import expm1, log1p, precise_exp, precise_log
@@ -59,8 +59,10 @@ def _parameters(objective: object) -> tuple[float, float, float]:
             return 1 - low, 1 + high, dual
         case IcePop(low, high) | SAPO(low, high):
             return low, high, 0.0
-        case _:
+        case REINFORCE():
             return 0.0, 0.0, 0.0
+        case _:
+            raise TypeError(f"{objective} has a branch below, but its numbers are missing here")
 
 
 POINTERS = [
@@ -162,7 +164,8 @@ def objective(logp, ratio, advantage, low, high, dual, OBJECTIVE: tl.constexpr):
         truncated = (ratio < low) | (ratio > high)
         derivative = tl.where(truncated, 0.0, 0.0 - ratio * advantage)
         loss = derivative * logp
-    else:  # "gate": SAPO
+    else:
+        tl.static_assert(OBJECTIVE == "gate", "the table names a branch that is not here")  # SAPO
         tau = tl.where(advantage > 0.0, low, high)
         gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio)))
         rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0)))

@@ -8,6 +8,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from kernels.objectives import OBJECTIVES
+
 Case = Callable[[], float]
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -98,7 +100,6 @@ def single_pass(raised: bool, config: tuple[int, int, int]) -> float:
 def terms(objective: str, bonus: float, kl: float) -> float:
     """The terms of 300 rows, the last 44 of them in a second program."""
     from kernels import KL
-    from kernels.objectives import OBJECTIVES
     from kernels.rows import gradient, softmax
     from kernels.settings import Settings
     from kernels.tokens import Tokens
@@ -237,7 +238,7 @@ def cases() -> dict[str, Case]:
     found["row_grads tail cap"] = partial(row_grads, BF16, 30.0, False, TAIL)
     found["row_grads shipped tail"] = partial(row_grads, BF16, 0.0, False, (3001, 4096, 8))
     found["row_grads shipped"] = partial(row_grads, BF16, 0.0, False, SHIPPED)
-    for objective in ("reinforce", "cispo", "grpo", "icepop", "sapo"):
+    for objective in {entry.triton: name for name, entry in OBJECTIVES.items() if entry.triton}.values():
         found[f"terms {objective}"] = partial(terms, objective, 0.02, 0.1)
     found["terms plain"] = partial(terms, "cispo", 0.0, 0.0)
     for parts, dtype in ((2, BF16), (3, BF16), (2, FP16)):

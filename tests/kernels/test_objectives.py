@@ -21,6 +21,7 @@ from kernels.objectives import BuiltIn, SequenceObjective
 from kernels.reference import reference_policy_loss
 from kernels.sequence_objectives import HighCovariance, SecondMoment
 from trainer import cli
+from trainer.config import ObjectiveConfig
 from trainer.learner.objective import make_objective
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
@@ -311,6 +312,15 @@ def test_the_table_s_settings_are_settings_of_its_objectives() -> None:
         values = {name: 0.125 + i / 8 for i, name in enumerate(entry.settings.values())}
         changed = repr(entry.make(**values))
         assert all(f"{name}={x}" in changed for name, x in values.items())
+
+
+def test_a_key_of_the_table_reaches_its_objective_or_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(objectives.OBJECTIVES, "dapo", BuiltIn(kernels.DAPO, {"global_std": "high"}))
+    made = make_objective(ObjectiveConfig(loss="dapo", global_std=0.75))
+    assert made == kernels.DAPO(0.2, 0.75)
+    monkeypatch.setitem(objectives.OBJECTIVES, "dapo", BuiltIn(kernels.DAPO, {"clip_hihg": "high"}))
+    with pytest.raises(AttributeError, match="clip_hihg"):
+        cli.parse(["--objective.loss", "dapo"])
 
 
 def test_the_page_s_objective_is_built_in_by_its_class_and_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

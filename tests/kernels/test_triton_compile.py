@@ -57,8 +57,9 @@ def launches(capability: int, pattern: str) -> list[tuple[str, dict[str, Any]]]:
 
 def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
-    from kernels import CISPO, KL, REINFORCE, SAPO, DualClip, IcePop
+    from kernels import KL, DualClip
     from kernels.head import LMHead
+    from kernels.objectives import OBJECTIVES
     from kernels.rows import Gradient
     from kernels.settings import Settings
     from kernels.tokens import Tokens
@@ -114,9 +115,9 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
             found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
-    plain = [Settings(x) for x in (REINFORCE(), CISPO(), DualClip(), IcePop(), SAPO())]
+    branches = {x.triton: Settings(x.make()) for x in OBJECTIVES.values() if x.triton}
     penalised = [Settings(DualClip(), KL(0.1, estimator), 0.1) for estimator in ("k1", "k2", "k3")]
-    for s in plain + penalised:  # the penalty is added to any objective's term
+    for s in [*branches.values(), *penalised]:  # the penalty is added to any objective's term
         run = lambda s=s: terms.terms(new(4, ROWS), t, s, [row] * 5)  # noqa: E731
         found.append((f"{s.objective} {s.kl}", run))
     return found + body_cases()

@@ -9,14 +9,14 @@ from backends import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import CISPO, GSPO, KL, SAPO, Clip, IcePop, chunk_loop, policy_loss
+from kernels import CISPO, GSPO, KL, SAPO, Clip, IcePop, NoReward, chunk_loop, policy_loss
 from kernels.head import LMHead
 from kernels.objectives import OBJECTIVES
 from kernels.rows import Gradient, softmax
 from kernels.settings import Settings
 from kernels.term import Objective
 from kernels.tokens import Tokens
-from kernels.triton import backend
+from kernels.triton import backend, terms
 
 pytestmark = INTERPRETED
 SHIPPED: list[Any] = [entry.make() for entry in OBJECTIVES.values() if entry.triton]
@@ -114,6 +114,16 @@ def test_own_objectives_and_sequence_objectives_take_torchs_path() -> None:
         """Its formula may be another."""
 
     assert not backend.has_terms(Settings(Own()))
+
+
+def test_a_branch_or_numbers_that_nobody_wrote_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats, t = tokens()
+    monkeypatch.setitem(terms.TERMS, CISPO, "unwritten")
+    with pytest.raises(Exception, match="branch that is not here"):
+        both_ways(stats, t, Settings(CISPO()))
+    monkeypatch.setitem(terms.TERMS, NoReward, "gate")
+    with pytest.raises(TypeError, match="its numbers are missing"):
+        both_ways(stats, t, Settings(NoReward()))
 
 
 @pytest.mark.parametrize("row_kernel", ["two-pass", "single-pass", "fused-epilogue"])

@@ -45,4 +45,4 @@ def test_every_value_of_every_axis_has_a_test_worked_by_hand() -> None:
     unknown = sorted(f"{key} {value}" for key, value in marked - axes())
     assert not unknown, "marks name a key or a value that does not exist"
     missing = sorted(f"{key} {value}" for key, value in axes() - marked)
-    assert not missing
+    assert not missing, 'expected a test marked @pytest.mark.axis("KEY", "VALUE") for each'

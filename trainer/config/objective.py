@@ -120,9 +120,8 @@ class ObjectiveConfig:
 
     @property
     def loss_settings(self) -> dict[str, float]:
-        """The settings that built-in losses take, by key, without those that are null."""
-        values = {"max_ratio": self.max_ratio, "clip_low": self.clip_low, "clip_high": self.clip_high}
-        values |= {"mask_low": self.mask_low, "mask_high": self.mask_high}
+        """The settings that built-in losses take, by their key in the table, without those that are null."""
+        values = {key: getattr(self, key) for entry in OBJECTIVES.values() for key in entry.settings}
         return {key: value for key, value in values.items() if value is not None}
 
     @property
