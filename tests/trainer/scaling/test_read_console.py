@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.logs import pairs, reading_of, readings_of, start_of
+from helpers.logs import pairs, reading_of, readings_of, says, start_of
 
 from trainer.config import ConfigError
 from trainer.scaling.reading.console import console
@@ -113,10 +113,11 @@ def test_tables_whose_cells_look_like_dicts_are_no_console(name: str, tmp_path: 
 def test_verls_validation_before_step_1_is_R0(tmp_path: Path) -> None:
     log = tmp_path / "verl.log"
     steps = "".join(f"step:{i} - val/test_score/gsm8k:{0.2 + i / 100} - actor/lr:1e-6\n" for i in range(1, 7))
-    log.write_text(
-        f"(pid=1) Initial validation metrics: {{'val/test_score/gsm8k': np.float64(0.125)}}\n{steps}"
-    )
+    first = "val/test_score/gsm8k{}np.float64(0.125)"
+    printed = "Initial validation metrics: {'" + first.format("': ") + "}"  # and again as a step
+    log.write_text(f"(pid=1) {printed}\n(pid=1) step:0 - {first.format(':')}\n{steps}")
     reading = reading_of(log)
+    assert not says(reading, "step")
     assert start_of(reading.curve) == 0.125 and pairs(reading.curve)[0] == (1, pytest.approx(0.21))
 
 
@@ -184,13 +185,31 @@ def test_without_tables_a_notebooks_cells_are_consoles_and_those_with_rewards_ar
         ("INFO 11/28 16:41:07 [my-test-run] step={} | reward: 0.{}", {"reward": "0.{}"}),
         ("eval {} | accuracy: 0.{}", {"eval/accuracy": "0.{}"}),
         ("[Eval] step {} | eval/acc: 0.{}", {"eval/acc": "0.{}"}),
+        ("step {} | eval | reward 0.{}", {"eval/reward": "0.{}"}),
+        ("step {} [val] reward=0.{}", {"eval/reward": "0.{}"}),
+        ("step {} | val acc: 0.5 | reward: 0.{}", {"val acc": "0.5", "reward": "0.{}"}),
+        ("step {} | value_loss: 0.5 | test-time | reward: 0.{}", {"value_loss": "0.5", "reward": "0.{}"}),
+        ("SUCCESS Evaluated math-500 (Step {}) | 2.3s | Reward 0.{}", {"eval/math-500/Reward": "0.{}"}),
+        (
+            "Step {} |   7.4s | Reward 0.{} | Trainable 9/9 (78%) | MFU 3.0%",
+            {"Reward": "0.{}", "MFU": "3.0%"},
+        ),
+        ("train: {{'global_step': {}, 'reward': 0.{}}}", {"reward": "0.{}"}),
+        ("loss is fine, train_step {} loss: 0.5 reward: 0.{}", {"loss": "0.5", "reward": "0.{}"}),
+        ("Step {} | loss:1E-05 rewards:tensor(0.{}) ", {"loss": "1E-05", "rewards": "0.{}"}),
+        (
+            "step 1,0{} | tokens: 1,234,567,acc: NaN,reward: .{}",
+            {"tokens": "1,234,567", "acc": "NaN", "reward": ".{}"},
+        ),
+        ("Micro Step 1/8 | Loss 0.1\n2026 perf {}: {{'perf/step_time': 0.{}}}", {"perf/step_time": "0.{}"}),
     ],
 )
 def test_a_line_has_the_step_it_names_and_is_an_evaluation_where_it_says_so(
     line: str, row: dict[str, str]
 ) -> None:
     text = "{'lr': 1e-06}\n" + "".join(line.format(i, i) + "\n" for i in range(13, 20))
-    expected = [{"step": i, **{k: v.format(i) for k, v in row.items()}} for i in range(13, 20)]
+    first = 1000 * line.startswith("step 1,0")
+    expected = [{"step": first + i, **{k: v.format(i) for k, v in row.items()}} for i in range(13, 20)]
     assert console(text) == expected
 
 
@@ -211,3 +230,118 @@ def test_bars_of_other_things_and_a_resumed_run_leave_dicts_their_steps() -> Non
     counted = console(maps + "".join(bar(i, 30) for i in range(31)) + tests + late)
     assert [row["step (counted)"] for row in counted] == [10, 20, 30]
     assert [row["step"] for row in console(maps + late)] == [None, None, None]
+
+
+NEMO = """
+📊 Validation Results:
+    • Accuracy: {accuracy}
+    • Average response length: 1,512.5 tokens
+
+  ⏱️  Validation Timing:
+    • Total validation time: 12.30s
+"""
+NEMO_STEP = """
+{rule} Step {step}/3 {rule}
+▶ Generating responses for batch of size 512...
+(Worker pid=123, ip=10.0.0.2) INFO 08-22 10:00:00 [loggers.py:122] throughput: 0.0 tokens/s
+{validation}
+📊 Training Results:
+  • Loss: 0.0100
+  • Generation KL Error: nan
+  • Avg Reward: {reward}
+
+⏱️  Timing:
+  • Total step time: 36.00s
+  • generation: 20.00s (55.6%)
+"""
+
+
+def nemo(epochs: int) -> str:
+    """The console of NeMo-RL, whose steps begin again with each epoch, validated every second step."""
+    text = [
+        "  • Config: 5\n▶ Starting validation at step 0...\n│ Step 1: 3 + 4 = 7 │",
+        NEMO.format(accuracy=0.1),
+    ]
+    for i in range(1, 3 * epochs + 1):
+        if i % 3 == 1:
+            text.append(f"\n{'=' * 25} Epoch {1 + i // 3}/{epochs} {'=' * 25}\n")
+        sample = f"▶ Starting validation at step {i}...\n│ Step 1: let x = 3 │\n│ Step 2: so x = 4 │\n"
+        held_out = "" if i % 2 else sample + NEMO.format(accuracy=i / 20)
+        step = {"rule": "=" * 25, "step": 1 + (i - 1) % 3, "reward": i / 40, "validation": held_out}
+        text.append(NEMO_STEP.format(**step))
+    return "".join(text)
+
+
+def test_nemos_lines_belong_to_the_step_above_those_below_validation_to_an_evaluation(tmp_path: Path) -> None:
+    log = tmp_path / "nemo.log"
+    log.write_text(nemo(4))
+    reading = reading_of(log)
+    assert pairs(reading.curve) == [(i, i / 20) for i in range(2, 13, 2)]
+    assert start_of(reading.curve) == 0.1 and reading.reward_column == "eval/Accuracy"
+    assert not says(reading, "made twice")
+    trained = reading_of(log, "--reward-column", "Avg Reward", "--devices", 100)
+    assert pairs(trained.curve) == [(i, i / 40) for i in range(1, 13)]  # 36 s a step
+    first = console(nemo(1))[1]
+    assert first == {
+        "step": 1, "Loss": "0.0100", "Generation KL Error": "nan", "Avg Reward": "0.025",
+        "Total step time": "36.00", "generation": "20.00",
+    }  # fmt: skip
+
+
+def test_openrlhfs_lines_are_read_and_its_bars_are_not(tmp_path: Path) -> None:
+    """A bar counts the batches of one step, and holds values of its own."""
+    bars = "".join(
+        f"\r\x1b[36m(Actor pid=7)\x1b[0m Train epoch [1/1]: {k}%|█ | {k}/8 [00:01<00:07, 1s/it, reward=0.9]"
+        for k in range(9)
+    )
+    said = "(PPOTrainer pid=42, ip=10.1.2.3) INFO 08-13 10:00:00 ppo_trainer.py:547]"
+    lines = []
+    for i in range(1, 11):
+        lines.append(f"{bars}\n{said} ✨ Global step {i}: {{'policy_loss': 1e-05, 'reward': {i / 20}}}\n")
+        metrics = f"{{'eval_gsm8k_pass1': {i / 11}, 'eval_gsm8k_pass4': 0.9}}"
+        done = (f"✨ Evaluation completed in 0:01:02, global_step {i}, eval_metrics:", f"Eval at step {i}:")[
+            i % 2
+        ]
+        lines.append(f"{said} ⏰ Evaluation start time: 2026-08-13 10:00:00\n{said} {done} {metrics}\n")
+    log = tmp_path / "openrlhf.log"
+    log.write_text("".join(lines))
+    reading = reading_of(log)
+    assert reading.reward_column == "eval_gsm8k_pass1"
+    assert pairs(reading.curve) == [(i, i / 11) for i in range(1, 11)]
+    trained = reading_of(log, "--reward-column", "reward")
+    assert pairs(trained.curve) == [(i, i / 20) for i in range(1, 11)]
+    assert not trained.curve.points[0].pass_rate_se and not says(trained, "step")
+
+
+def test_where_only_a_bar_holds_values_the_last_of_each_count_are_read() -> None:
+    bar = "\rtraining: {0}%|█ | {0}/20 [00:01<00:07, 1.2it/s, reward={1}]".format
+    rows = console("step 3 of the guide\n" + "".join(bar(i, i / 50) + bar(i + 1, i / 50) for i in range(20)))
+    assert rows == [{"step": i, "reward": str(min(i, 19) / 50)} for i in range(21)]
+
+
+def test_steps_that_begin_again_with_each_epoch_go_on_those_of_a_resumed_run_do_not(tmp_path: Path) -> None:
+    """As of MiniMind, which was killed in its second epoch, and went on from the last checkpoint."""
+    line = "Epoch:[{}/2]({}/50), Reward: 0.{:03}, Learning Rate: 0.000003\n"
+    steps = [*range(10, 91, 10), *range(70, 101, 10)]
+    log = tmp_path / "minimind.log"
+    log.write_text("".join(line.format(1 + (i - 1) // 50, 1 + (i - 1) % 50, i) for i in steps))
+    reading = reading_of(log, "--reward-column", "reward")
+    assert pairs(reading.curve) == [(i, i / 1000) for i in range(10, 101, 10)]
+    assert says(reading, "Steps 70 to 90 were made twice")
+    whole = "Epoch {}/2\nEpoch {}/2 | Step {}/100 | reward: 0.{:03}\n"  # of all epochs
+    text = "".join(whole.format(1 + i // 51, 1 + i // 51, i, i) for i in range(10, 101, 10))
+    assert [row["step"] for row in console(text)] == list(range(10, 101, 10))
+
+
+def test_a_completions_numbered_steps_are_no_rows() -> None:
+    said = "Step 1: let x = 3\nStep 2: then y = 4\nStep 3: so z = 7\n"
+    rows = console("".join(f"{said}step {i} | helpfulness: 0.{i}\n" for i in range(4, 10)))
+    assert rows[3:] == [{"step": i, "helpfulness": f"0.{i}"} for i in range(4, 10)]
+
+
+@pytest.mark.parametrize(("cut", "last"), [("0.3", 7), ("0.", 7), ("", 7), ("0.35 ", 8), ("35.2%\n", 8)])
+def test_a_last_number_that_may_be_cut_is_left_out(cut: str, last: int) -> None:
+    rows = console(
+        "".join(f"step {i} | loss: 1 | reward: 0.31\n" for i in range(8)) + f"step 8 | reward: {cut}"
+    )
+    assert max(row["step"] for row in rows if "reward" in row) == last

@@ -54,7 +54,7 @@ TIME_WORD = (
 )
 PER_STEP = (
     r"timing_s/step", r"perf/time_per_step", r"timing/train/total_step_time", r"time/step",
-    r"(?:(?:train|training|time|timing|perf)/)?step_time",
+    r"(?:(?:train|training|time|timing|perf)/|total )?step[_ ]time",
     *(rf"(?:.+/)?(?:{unit})_per_step|step_time[_ ]\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
 )  # fmt: skip
 CLOCKS = (  # time since the start, or a date

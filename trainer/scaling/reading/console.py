@@ -1,52 +1,95 @@
 """Reads metrics among a trainer's other output: verl's lines, transformers' dicts, a notebook's tables."""
 
-import ast
 import json
 import re
 from collections import Counter
-from contextlib import suppress
 from html import unescape
 from itertools import accumulate, pairwise
 
 from trainer.scaling.layout import grouped
-from trainer.scaling.reading.columns import REWARD, STEPS, matching
+from trainer.scaling.reading.columns import LIKELY, REWARD, STEPS, likely, matching
 from trainer.scaling.reading.values import Row
 
 CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that moves
-STEP = r"(?m)()(?:^|[\s)])step:(\d+)() - (\S.*)"  # of verl, after ray's `(TaskRunner pid=1) `
+STEP = r"(?m)(?:^|[\s)])(step:\d+ - \S.*)"  # of verl, after ray's `(TaskRunner pid=1) `
 # `[eval] Step 3 | acc: 0.5`; `Epoch:[1/1](3/9), Reward: 2`; slime's `rollout 3: {'rollout/raw_reward': 0.5}`.
-NAMED = r"(?:\b(?:step|rollout|iter\w*)|(?<=\beval))[ :#=]*"
-ANY_STEP = rf"(?mi)^(.*?)(?:{NAMED}(\d+)(?:/\d+)?|[( \t](\d+)/\d+(?!.*{NAMED}\d))[^\w\n]*[ \t](\S.*)"
-EVALUATION = re.compile(r"(?i)(?:^|.*\W)(?:eval|valid|test)\w*\W*(?:at )?")
-BETWEEN = re.compile(r" - |, | ?\| ?|(?<!\s)\s+(?=[\w/]+=)")
-INITIAL = re.compile(r"Initial validation metrics: (\{[^{}]+\})")  # of verl, before step 1
-NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|nan|inf)"
-VALUE = re.compile(rf"\W*([^\W\d].*?)['\"]? ?[:=] ?(?:np\.\w+\()?({NUMBER})[)}}\]]*[s.,]?(?:\s.*)?")
+HELD_OUT = r"(?:eval[a-z]*|val(?:id[a-z]*)?|test(?:ing)?)(?![a-z])"
+NAMED = r"(?:(?<!micro )\b(?:global_|train\w*_)?(?:step|rollout|perf|iter\w*)|(?<=\beval))[ :#='\"]*"
+COUNT = rf"(?<!step)[( \t](\d+)/(\d+)(?!.*{NAMED}\d)(?! \[| \d+:\d)"  # neither a bar nor a date
+# NeMo-RL's `== Step 3/9 ==`, under it a title `Validation results:` and lines `• Accuracy: 0.5`.
+ITEM = rf"[^\w\n]*•(.*)|[^\w\n]*((?:train|{HELD_OUT})[^\n:\d]*):\s*$"
+LINE = re.compile(rf"(?i)(?:{ITEM}|(.*?)(?:{NAMED}(\d[\d,]*)(?:/(\d+))?|{COUNT})(?![\w-]|\.\d)(.*))")
+# What these lines have: found faster.
+HINT = re.compile(r"(?i)(?:step|rollout|perf|iter\w*|eval)[ :#='\"]*\d|[( \t]\d+/\d+(?!\d| \[)|•|:\s*$")
+EPOCH = re.compile(r"(?i)\bep(?:och|isode)\W{0,3}(\d+)")
+# Before the step, perhaps with the set's name: `Evaluated aime (`; or behind it: `step 3 | eval | …`.
+EVALUATION = re.compile(rf"(?i)(?:.*\W)?{HELD_OUT}\W*(?:results?\W*)?(?:at |(\S+) \()?")
+MARKED = re.compile(rf"(?i)\W*{HELD_OUT}(?: *[|\])]| +- |:(?! *[-+.\d]))")
+METRIC = re.compile(rf"(?i){HELD_OUT}|.*(?:loss|{'|'.join(LIKELY.values())})")
+NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|nan|inf)"
+WORDS = r"([^\W\d][^:=|,\n]{0,150}?)"  # `Actor Loss: 1`, `reward=1`, ` | Reward 1 | `
+NAME = rf"{WORDS}['\"]?(?: ?: ?| = )|((?:{HELD_OUT} )?[^\W\d][\w./@-]*)="
+BETWEEN = rf"(?<=\| ){WORDS} (?=[^\s|]+(?: [^|:=]*)?(?:\||$))"
+END = r"[a-z/]*[)}\]'\"]*[.,;]?(?=[\s|,]|$)"
+VALUE = re.compile(rf"(?i)(?<!\w)(?:{NAME}|{BETWEEN})['\"]?(?:[\w.]+\()?({NUMBER}){END}")
 # A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
 BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
+BAR = re.compile(r"[|%] *(\d+/\d+) \[")
 OTHER_BAR = re.compile(r"(?m)^[^\n{|%:]+: +\d+%[^\]\n]*\]?")  # `Map: 9%|# | 9/99 [`, of no training
 CELL, TAG = re.compile(r"(?is)<t[dh]\b[^>]*>(.*?)(?=<t[dhr]\b|</t|$)"), re.compile(r"<[^>]*>")
 
 
 def console(text: str) -> list[Row]:
-    """The rows of a console log; none if it holds no metrics."""
-    plain = CONTROLS.sub("", text).replace("\r", "\n")
-    if rows := _lines(plain, STEP):
-        return rows
-    dicts, lines = _transformers(plain), _lines(plain, ANY_STEP)
-    logged = any("loss" in row or matching(REWARD, list(row)) for row in dicts)  # not settings alone
-    return dicts if logged or len(lines) < 2 else lines
+    """The rows of a console log; none if it holds no metrics. A number that the text ends with may be cut."""
+    plain = CONTROLS.sub("", text).replace("\r", "\n").rstrip("0123456789.,e+-%")
+    if verl := re.findall(STEP, plain):
+        return _lines("\n".join(verl))
+    dicts = _transformers(plain)
+    if any("loss" in row or matching(REWARD, list(row)) for row in dicts):  # not settings alone
+        return dicts
+    lines = _lines(plain)
+    if not any(likely(name, "--reward-column") for row in lines for name in row):  # the bars hold metrics
+        bars = _lines(BAR.sub(r" step \1 ", plain))  # drawn several times at a step
+        lines = [row for row, after in pairwise([*bars, {}]) if row["step"] != after.get("step")] or lines
+    return dicts if len(lines) < 2 else lines
 
 
-def _lines(text: str, form: str) -> list[Row]:
-    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike, and verl's before step 1."""
-    rows: list[Row] = [{"step": 0, **_dict(metrics)} for metrics in INITIAL.findall(text)]
-    for head, step, count, metrics in re.findall(form, text):
-        kind = "eval/" if EVALUATION.fullmatch(head) else ""
-        pairs = (VALUE.fullmatch(part) for part in BETWEEN.split(metrics))
-        values = {kind * (p[1][:4] != "eval") + p[1]: p[2] for p in pairs if p}
-        rows.append({"step": int(step or count), **values})
+def _lines(text: str) -> list[Row]:
+    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike.
+
+    Where steps begin again with each epoch, those of the epochs before are added."""
+    block: Row = {"step": 0}  # of the last line with a step of a total and no values
+    rows = [block]
+    epoch, last, again, below = 1, (1, 0), False, ""
+    for line in filter(None, map(LINE.match, filter(HINT.search, text.split("\n")))):
+        item, title, head, step, steps, count, total, metrics = line.groups()
+        if title or item:
+            below = _kind(title, "") if title else below
+            block |= _values(item or "", below) if below or block["step"] else {}
+            continue
+        epoch = int(match[1]) if (match := EPOCH.search(line[0])) else epoch
+        n, out_of = int((step or count).replace(",", "")), int(steps or total or 0)
+        values = _values(metrics, _kind(head, metrics))
+        if out_of and (steps or values):
+            again |= epoch > last[0] and n <= last[1]
+            last = epoch, n
+        row: Row = {"step": n + again * (epoch - 1) * out_of, **values}
+        block = row if out_of and not values else block
+        # Not a completion's `Step 2: x = 3`.
+        if row is block or row["step"] >= rows[-1]["step"] or any(map(METRIC.match, values)):
+            rows.append(row)
     return [row for row in rows if len(row) > 1]
+
+
+def _kind(head: str, metrics: str) -> str:
+    """The prefix of an evaluation's names; empty for a line of training."""
+    match = EVALUATION.fullmatch(head)
+    return f"eval/{match[1]}/" if match and match[1] else "eval/" * bool(match or MARKED.match(metrics))
+
+
+def _values(metrics: str, kind: str = "") -> Row:
+    named = (("".join(names), number) for *names, number in VALUE.findall(metrics))
+    return {kind * (not re.match(HELD_OUT, name, re.IGNORECASE)) + name: number for name, number in named}
 
 
 def _transformers(text: str) -> list[Row]:
@@ -57,7 +100,7 @@ def _transformers(text: str) -> list[Row]:
     for count, total, metrics in BAR_OR_DICT.findall(OTHER_BAR.sub("", text)):
         if count:
             bars.append((len(rows), int(count), int(total)))
-        elif row := _dict(metrics):
+        elif row := _values(metrics):
             rows.append(row)
     after = [bar for earlier, bar in pairwise([(0, 0, 0), *bars]) if bar[0] > earlier[0]]
     total = Counter(bar[2] for bar in after).most_common(1)[0][0] if after else None
@@ -81,16 +124,6 @@ def _counted(rows: list[Row], bars: list[tuple[int, int, int]]) -> list[Row]:
     for row, n in zip(rows, logged, strict=True):  # a program that was killed has not written its last dicts
         row |= {"step": None, "step (counted)": last // logged[-1] * n or None}
     return rows
-
-
-def _dict(text: str) -> Row:
-    """The metrics of a printed dict; empty if it is none."""
-    with suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(
-            re.sub(r"(?<=: )(?:np\.\w+\()?(-?(?:nan|inf|[\d.e+-]+))\)?(?=[,}])", r"'\1'", text)
-        )
-        return {k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, str | float | int)}
-    return {}
 
 
 def notebook(text: str) -> list[Row]:

@@ -21,7 +21,7 @@ from trainer.scaling.reading.values import Row
 
 EXPECTED = (
     "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export or .wandb file, "
-    "Trackio's database, TensorBoard events, verl's or TRL's console log or a notebook"
+    "Trackio's database, TensorBoard events, a trainer's console log or a notebook"
 )
 NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?|\d*\.\d+)(?:[eE][-+]?\d+)?%?\s*")
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
