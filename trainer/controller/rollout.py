@@ -18,7 +18,9 @@ from trainer.controller.episode import play
 from trainer.controller.sampler import IssuedPrompt
 from trainer.controller.turns import Tape, Turn, generate
 from trainer.types import Completion, Group, Prompt, Request, Rollout
+from trainer.verifiers.text import opened
 
+END = 16  # tokens, in which a prompt's last word is whole
 Tapes = Callable[[int], Tape]  # by the episode's index
 
 
@@ -56,7 +58,8 @@ async def rollout_prompt(
         budgets = [thinking_budget(ctx, seed, i) if forced else request.max_tokens for i in range(n)]
         episodes = (play(ctx, prompt, request, i, b, tapes(i)) for i, b in enumerate(budgets))
         return list(await asyncio.gather(*episodes))
-    verify = partial(_verify, ctx, prompt, step)
+    (end,) = ctx.decode([list(prompt.token_ids[-END:])])
+    verify = partial(_verify, ctx, prompt, step, opened(end))
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, request, i, verify) for i in range(n))))
     tasks: dict[int, asyncio.Task[Rollout]] = {}
@@ -104,11 +107,13 @@ async def _verify(
     ctx: RolloutContext,
     prompt: Prompt,
     step: int | None,
+    beginning: str,
     completion: Completion,
     text: str,
     sampled: NDArray[np.bool_] | None = None,
 ) -> Rollout:
     """The completion with its reward; `sampled` (T,) is False on an interruption's phrase, None: all are."""
+    text = beginning + text
     with ctx.deadline.verification():
         scored = await ctx.rewards[prompt.task].score(prompt, text, len(completion.token_ids), step)
     return Rollout(

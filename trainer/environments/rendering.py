@@ -15,7 +15,9 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.environments.pool import EnvironmentFailure, Message, Step
+from trainer.verifiers.text import opened
 
+_SAID = {"role": "user", "content": "-"}
 _MARKER = "MARKEROFTHEASSISTANTSTURN"
 # Hermes' format: Qwen and others.
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -71,14 +73,14 @@ class ChatRendering:
         message: Message = {"role": "assistant", "content": content.strip() if closed else text.strip()}
         if closed:
             message["reasoning_content"] = reasoning.removeprefix("<think>").strip()
-        thinks = "<think>" in text and not closed  # a call that is only considered is none
         calls = list(filter(None, map(_tool_call, _TOOL_CALL.findall(message["content"]))))
-        if calls and not thinks:
+        # A call that is only considered is none.
+        if calls and (closed or "<think>" not in opened(self._write([_SAID], [])) + text):
             message["tool_calls"] = calls
         return message
 
     def more(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
-        marked = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARKER}]
+        marked = [_SAID, {"role": "assistant", "content": _MARKER}]
         _, marker, text = self._write([*marked, *messages], []).rpartition(_MARKER)
         if not marker:
             raise ConfigError(

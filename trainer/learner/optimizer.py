@@ -27,8 +27,8 @@ def lr_share(settings: LearnerConfig, step: int, steps: float) -> float:
     if step <= peak or settings.schedule == "constant":
         return min(1.0, step / peak)
     done = (step - peak) / (max(steps, step) - peak + 1)
-    remaining = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return settings.final_lr_share + (1 - settings.final_lr_share) * remaining
+    remaining = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return settings.final_lr_share + (1 - settings.final_lr_share) * remaining[settings.schedule]
 
 
 class LossScale:

@@ -30,6 +30,11 @@ def answer_part(completion: str) -> str:
     return after
 
 
+def opened(prompt: str) -> str:
+    """The beginning of a completion that its prompt has written: `<think>`, if the prompt ends with one."""
+    return "<think>\n" if prompt.rstrip().endswith("<think>") else ""
+
+
 def last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{...} with balanced braces, None if there is none."""
     start = text.rfind("\\boxed{")

@@ -1,15 +1,18 @@
 """Promises of a rollout: interruption injects the phrase without loss; rewards, order and flags are exact."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from fakes import FakeEngine, context, having, prompts
 
 from trainer.config import Config, InterruptionConfig
 from trainer.controller.evaluate import sampling_error
 from trainer.controller.rollout import rollout_group
 from trainer.controller.sampler import IssuedPrompt
+from trainer.types import Prompt
 
 
 def configured(**interruption: Any) -> Config:
@@ -28,6 +31,27 @@ def test_rollouts_come_in_the_order_of_their_index_with_their_reward() -> None:
     assert [r.truncated for r in group.rollouts] == [False, False, False]
     assert (group.group_id, group.epoch, group.pass_rate) == (5, 1, 1 / 3)
     assert run(configured(), FakeEngine(lambda request, index: 7)).rollouts[0].truncated
+
+
+@pytest.mark.parametrize(("prompt", "text"), [
+    ("2+2?<think>\n", "<think>\n10 11"), ("2+2?<think>\n\n</think>\n\n", "10 11"), ("2+2?", "10 11"),
+])  # fmt: skip
+def test_a_scorer_sees_the_thinking_that_the_prompt_has_opened(
+    prompt: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what such a completion says before it is cut, or before `</think>`, would be its answer."""
+    ctx, seen = context(configured(), FakeEngine(lambda request, index: 2)), list[str]()
+    decode, score = ctx.decode, ctx.rewards[""].score
+    ids = [list(prompts(1)[0].token_ids)]
+
+    async def scored(prompt: Prompt, text: str, tokens: int, step: int | None) -> Any:
+        seen.append(text)
+        return await score(prompt, text, tokens, step)
+
+    monkeypatch.setattr(ctx.rewards[""], "score", scored)
+    ctx = replace(ctx, decode=lambda batch: [prompt] if batch == ids else decode(batch))
+    group = asyncio.run(rollout_group(ctx, IssuedPrompt(5, 1, prompts(1)[0], 0)))
+    assert seen == [text] * 3 == [rollout.text for rollout in group.rollouts]
 
 
 def test_an_interrupted_completion_is_thinking_phrase_answer_and_the_phrase_carries_no_loss() -> None:

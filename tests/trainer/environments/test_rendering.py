@@ -76,6 +76,9 @@ def test_a_turn_is_a_message_with_its_thinking_and_its_tool_calls() -> None:
         "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
     }  # fmt: skip
     assert "tool_calls" not in chat.message(f"<think>perhaps {call}")
+    opening, _ = rendering(CHATML.replace("assistant\n", "assistant\n<think>\n"))
+    assert "tool_calls" not in opening.message(f"perhaps {call}")
+    assert "tool_calls" in opening.message(f"well</think>{call}") and "tool_calls" in chat.message(call)
     assert "\ud83d" not in str(chat.message('<tool_call>{"name": "\\ud83d"}</tool_call>'))
     assert chat.message("plain") == {"role": "assistant", "content": "plain"}
 
