@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 KERNELS_ALONE = os.environ.get("SIGMOID_RL_DISTRIBUTION") == "kernels"
 KERNELS = "sigmoid_rl_kernels" if KERNELS_ALONE else "kernels"
-# 2.13.0 by make test, test-slow, test-vllm; 2.14.1 by test-newest, 2.11.0, and once 2.12.0, by test-oldest.
+# 2.13.0: make test, test-slow, test-vllm; 2.14.1, once 2.14.0: test-newest; 2.11.0, once 2.12.0: test-oldest.
 # What else was tried: docs/gpu.md, "Which releases were tried".
 TORCH = "torch>=2.11,<2.15"
 QUACK = ["quack-kernels==0.6.5", "nvidia-cutlass-dsl>=4.8,<4.9"]  # as kernels/triton/quack.py

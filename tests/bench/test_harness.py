@@ -82,6 +82,7 @@ def test_errors_are_lines_and_what_is_not_installed_is_no_failure(capsys: pytest
     assert run("fake", fake(lambda i: square(i) | {"failed": i == 1}), []) == 1
 
 
+@pytest.mark.slow
 def test_simulations_run_on_all_cores_and_stay_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fake", fake(PARALLEL=True), ["--processes=2"]) == 0
     assert capsys.readouterr().out == "1: [0, 1, 4]\n"

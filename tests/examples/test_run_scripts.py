@@ -34,6 +34,7 @@ def test_a_dry_run_of_every_script_accepts_its_settings(script: Path, tmp_path: 
     assert {*done.stderr.splitlines()} <= ({own, vllm} if "8gpu" in script.name else {own})
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_table_is_fitted_predicted_and_drawn(tmp_path: Path) -> None:
     done = run(ROOT / "examples" / "runs" / CURVES, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -92,6 +92,7 @@ def test_all_providers_solve_the_same_problem(dtype: torch.dtype) -> None:
     assert solved >= 4  # ours by both backends, and both naive ones
 
 
+@pytest.mark.slow
 def test_the_command_measures_time_memory_and_errors_of_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,9 @@ import pytest
 from bench.pipeline.virtual_run import LAG, PAPER, SPEEDS, Scheme, paper_rates, paper_run, run
 from trainer.launcher.placement import Split
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_interrupted_completions_do_not_wait_behind_new_ones() -> None:
     rates = paper_rates(384, 1, 384, 1e6)  # a token a second in each slot
     out = run(PAPER, rates, Split(1, 1), Scheme("pipeline", LAG), steps=15, warm=1)
@@ -14,7 +15,7 @@ def test_interrupted_completions_do_not_wait_behind_new_ones() -> None:
     assert out.lag_mean <= 1
 
 
-@pytest.mark.parametrize("name", [list(SPEEDS)[1], pytest.param(list(SPEEDS)[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", list(SPEEDS)[1:3])
 def test_the_slower_side_alone_sets_the_pace(name: str) -> None:
     out, made, trained = paper_run(name, steps=11)
     step = max(made, trained)

@@ -267,7 +267,7 @@ def test_turns_have_the_same_bits_whatever_else_is_continued_with_them(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
 def test_an_engine_without_the_keys_goes_on_with_the_same_bits(models: dict[str, str], name: str) -> None:
     """As after a resume, or the death of the engine that had them; turns of one token, of few and of many."""
 

@@ -53,7 +53,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=pytest.mark.slow) if f in ("slow", "a_part_of_a_line") else f for f in FAULTS],
+)
 def test_a_fault_of_one_process_drops_one_episode_of_its_group(fault: str) -> None:
     notes, ends = list[str](), list[tuple[int, Rollout]]()
 

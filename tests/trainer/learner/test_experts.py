@@ -200,7 +200,9 @@ def forced() -> tuple[TrainSequence, ...]:
     return tuple(batch)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
 def test_gradients_are_those_of_a_float64_loop_over_the_given_experts(
     family: str, mixtures: dict[str, str]
 ) -> None:

@@ -37,6 +37,7 @@ bar.on_train_end(None, state, None)
 """
 
 
+@pytest.mark.slow
 def test_transformers_dicts_among_progress_bars_are_read_with_their_steps(tmp_path: Path) -> None:
     """Printed by the callback of the installed transformers."""
     log = tmp_path / "train.log"

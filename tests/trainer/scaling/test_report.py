@@ -211,6 +211,7 @@ def test_the_page_says_what_compare_says() -> None:
     assert verdict < priors
 
 
+@pytest.mark.slow
 def test_one_recipe_is_not_compared() -> None:
     high = seeds()[:2]
     for runs in (high, [*high, a_run(n=4, name="few")]):
@@ -386,6 +387,7 @@ def test_the_command_writes_the_page_and_the_pictures_of_folders_and_tables(comm
     assert sorted(p.name for p in Path("pictures").iterdir()) == ["curves.svg", "efficiency.svg"]
 
 
+@pytest.mark.slow
 def test_the_command_takes_seeds_and_the_level_of_the_intervals(command: Command) -> None:
     for name, A in (("a", 0.8), ("b", 0.79), ("c", 0.6)):
         write(Path(f"{name}.csv"), a_run(replace(LAW, A=A)).curve, "core_hours")

@@ -181,6 +181,7 @@ def test_a_program_cannot_claim_that_it_passed(pool: VerifierPool, forgery: str)
 
 
 @pytest.mark.axis("verifier.code.sandbox", "bubblewrap")
+@pytest.mark.slow
 def test_attacks_end_within_their_limits_and_the_pool_goes_on(
     pool: VerifierPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
