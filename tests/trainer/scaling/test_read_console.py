@@ -202,6 +202,9 @@ def test_without_tables_a_notebooks_cells_are_consoles_and_those_with_rewards_ar
             "step 1,0{} | tokens: 1,234,567,acc: NaN,reward: .{}",
             {"tokens": "1,234,567", "acc": "NaN", "reward": ".{}"},
         ),
+        ("Epoch [1/3], Step [{}/100], Loss: 0.1, Reward: 0.{}", {"Loss": "0.1", "Reward": "0.{}"}),
+        ("policy_step {} - reward 0.{} - loss 1e-3", {"reward": "0.{}", "loss": "1e-3"}),
+        ("step {} eval: reward 0.{}±0.02, loss 0.5", {"eval/reward": "0.{}", "eval/loss": "0.5"}),
         ("Micro Step 1/8 | Loss 0.1\n2026 perf {}: {{'perf/step_time': 0.{}}}", {"perf/step_time": "0.{}"}),
     ],
 )
@@ -329,6 +332,12 @@ def test_steps_that_begin_again_with_each_epoch_go_on_those_of_a_resumed_run_do_
     reading = reading_of(log, "--reward-column", "reward")
     assert pairs(reading.curve) == [(i, i / 1000) for i in range(10, 101, 10)]
     assert says(reading, "Steps 70 to 90 were made twice")
+    log.write_text("".join(line.format(1 + (i - 1) // 50, 1 + (i - 1) % 50, i) for i in range(60, 161, 10)))
+    assert pairs(reading_of(log, "--reward-column", "reward").curve)[::5] == [
+        (10, 0.06),
+        (60, 0.11),
+        (110, 0.16),
+    ]
     whole = "Epoch {}/2\nEpoch {}/2 | Step {}/100 | reward: 0.{:03}\n"  # of all epochs
     text = "".join(whole.format(1 + i // 51, 1 + i // 51, i, i) for i in range(10, 101, 10))
     assert [row["step"] for row in console(text)] == list(range(10, 101, 10))
@@ -346,3 +355,11 @@ def test_a_last_number_that_may_be_cut_is_left_out(cut: str, last: int) -> None:
         "".join(f"step {i} | loss: 1 | reward: 0.31\n" for i in range(8)) + f"step 8 | reward: {cut}"
     )
     assert max(row["step"] for row in rows if "reward" in row) == last
+
+
+def test_a_console_log_is_read_whatever_bytes_are_in_it_and_in_linear_time(tmp_path: Path) -> None:
+    """Two processes may write between the bytes of a letter; a run that goes on is cut in one."""
+    text = "".join(f"✨ step {i} | acc: 0.{i}\n{'iter' * 9999}\n" for i in range(10, 20)).encode()
+    log = tmp_path / "a.log"
+    log.write_bytes(text.replace(b"\x9c\xa8", b"\x9c(pid=1)", 3) + "█".encode()[:2])
+    assert pairs(reading_of(log).curve) == [(i, i / 100) for i in range(10, 20)]

@@ -14,23 +14,24 @@ CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that mo
 STEP = r"(?m)(?:^|[\s)])(step:\d+ - \S.*)"  # of verl, after ray's `(TaskRunner pid=1) `
 # `[eval] Step 3 | acc: 0.5`; `Epoch:[1/1](3/9), Reward: 2`; slime's `rollout 3: {'rollout/raw_reward': 0.5}`.
 HELD_OUT = r"(?:eval[a-z]*|val(?:id[a-z]*)?|test(?:ing)?)(?![a-z])"
-NAMED = r"(?:(?<!micro )\b(?:global_|train\w*_)?(?:step|rollout|perf|iter\w*)|(?<=\beval))[ :#='\"]*"
+KIND = r"(?:(?:global|train\w*|optim\w*|update|policy|rl|grpo)_)?"
+NAMED = rf"(?:(?<!micro )\b{KIND}(?:step|rollout|perf|iter(?:ation)?)|(?<=\beval))[ :#=\[('\"]*"
 COUNT = rf"(?<!step)[( \t](\d+)/(\d+)(?!.*{NAMED}\d)(?! \[| \d+:\d)"  # neither a bar nor a date
 # NeMo-RL's `== Step 3/9 ==`, under it a title `Validation results:` and lines `• Accuracy: 0.5`.
 ITEM = rf"[^\w\n]*•(.*)|[^\w\n]*((?:train|{HELD_OUT})[^\n:\d]*):\s*$"
 LINE = re.compile(rf"(?i)(?:{ITEM}|(.*?)(?:{NAMED}(\d[\d,]*)(?:/(\d+))?|{COUNT})(?![\w-]|\.\d)(.*))")
 # What these lines have: found faster.
-HINT = re.compile(r"(?i)(?:step|rollout|perf|iter\w*|eval)[ :#='\"]*\d|[( \t]\d+/\d+(?!\d| \[)|•|:\s*$")
+HINT = re.compile(r"(?i)(?:step|rollout|perf|iter|ation|eval)[ :#=\[('\"]*\d|[( \t]\d+/\d+(?!\d| \[)|•|:\s*$")
 EPOCH = re.compile(r"(?i)\bep(?:och|isode)\W{0,3}(\d+)")
 # Before the step, perhaps with the set's name: `Evaluated aime (`; or behind it: `step 3 | eval | …`.
 EVALUATION = re.compile(rf"(?i)(?:.*\W)?{HELD_OUT}\W*(?:results?\W*)?(?:at |(\S+) \()?")
 MARKED = re.compile(rf"(?i)\W*{HELD_OUT}(?: *[|\])]| +- |:(?! *[-+.\d]))")
 METRIC = re.compile(rf"(?i){HELD_OUT}|.*(?:loss|{'|'.join(LIKELY.values())})")
 NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|nan|inf)"
-WORDS = r"([^\W\d][^:=|,\n]{0,150}?)"  # `Actor Loss: 1`, `reward=1`, ` | Reward 1 | `
+WORDS = r"([^\W\d][^:=|,\n]{0,150}?)"  # `Actor Loss: 1`, `reward=1`, ` | Reward 1 | `, `: reward 1, `
 NAME = rf"{WORDS}['\"]?(?: ?: ?| = )|((?:{HELD_OUT} )?[^\W\d][\w./@-]*)="
-BETWEEN = rf"(?<=\| ){WORDS} (?=[^\s|]+(?: [^|:=]*)?(?:\||$))"
-END = r"[a-z/]*[)}\]'\"]*[.,;]?(?=[\s|,]|$)"
+BETWEEN = rf"(?<=[-|,:] ){WORDS} (?=[^\s|,]+(?: [^-|:=,]*)?(?:[-|,]|$))"
+END = r"[a-z/]*[)}\]'\"]*[.,;]?(?=[\s|,±+]|$)"
 VALUE = re.compile(rf"(?i)(?<!\w)(?:{NAME}|{BETWEEN})['\"]?(?:[\w.]+\()?({NUMBER}){END}")
 # A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
 BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
@@ -57,23 +58,23 @@ def console(text: str) -> list[Row]:
 def _lines(text: str) -> list[Row]:
     """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike.
 
-    Where steps begin again with each epoch, those of the epochs before are added."""
+    Where steps begin again with each epoch, those of the log's epochs before are added."""
     block: Row = {"step": 0}  # of the last line with a step of a total and no values
     rows = [block]
-    epoch, last, again, below = 1, (1, 0), False, ""
+    first, epoch, last, again, below = 0, 1, (1, 0), False, ""
     for line in filter(None, map(LINE.match, filter(HINT.search, text.split("\n")))):
         item, title, head, step, steps, count, total, metrics = line.groups()
         if title or item:
-            below = _kind(title, "") if title else below
+            below = title or below
             block |= _values(item or "", below) if below or block["step"] else {}
             continue
         epoch = int(match[1]) if (match := EPOCH.search(line[0])) else epoch
         n, out_of = int((step or count).replace(",", "")), int(steps or total or 0)
-        values = _values(metrics, _kind(head, metrics))
+        values = _values(metrics, head)
         if out_of and (steps or values):
             again |= epoch > last[0] and n <= last[1]
-            last = epoch, n
-        row: Row = {"step": n + again * (epoch - 1) * out_of, **values}
+            first, last = first or epoch, (epoch, n)
+        row: Row = {"step": n + again * (epoch - first) * out_of, **values}
         block = row if out_of and not values else block
         # Not a completion's `Step 2: x = 3`.
         if row is block or row["step"] >= rows[-1]["step"] or any(map(METRIC.match, values)):
@@ -81,13 +82,10 @@ def _lines(text: str) -> list[Row]:
     return [row for row in rows if len(row) > 1]
 
 
-def _kind(head: str, metrics: str) -> str:
-    """The prefix of an evaluation's names; empty for a line of training."""
+def _values(metrics: str, head: str = "") -> Row:
+    """The numbers of a line by their names, which begin with eval/ where it says that it is an evaluation."""
     match = EVALUATION.fullmatch(head)
-    return f"eval/{match[1]}/" if match and match[1] else "eval/" * bool(match or MARKED.match(metrics))
-
-
-def _values(metrics: str, kind: str = "") -> Row:
+    kind = f"eval/{match[1]}/" if match and match[1] else "eval/" * bool(match or MARKED.match(metrics))
     named = (("".join(names), number) for *names, number in VALUE.findall(metrics))
     return {kind * (not re.match(HELD_OUT, name, re.IGNORECASE)) + name: number for name, number in named}
 
