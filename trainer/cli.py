@@ -171,7 +171,7 @@ def _check_environments(config: Config) -> None:
             continue
         where = f"{name}: " if name else ""
         if verifier != default:
-            problem = "its rewards are the environment's: remove verifier's keys, or environment.kind"
+            problem = "verifier: with environment.kind the rewards are the environment's: remove one of them"
         elif (seconds := task.environment.turn_s) >= config.pipeline.deadline_s:
             limit = f"pipeline.deadline_s, {config.pipeline.deadline_s:g}"
             problem = f"environment.turn_s is {seconds:g}; expected less than {limit}"

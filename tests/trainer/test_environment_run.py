@@ -58,7 +58,7 @@ def test_a_run_with_lag_replays_bit_for_bit(tmp_path: Path) -> None:
 def test_what_cannot_go_with_an_environment_is_refused_in_one_line(tmp_path: Path) -> None:
     for flags, text in {
         "--environment.turn_s 300": "environment.turn_s is 300; expected less than pipeline.deadline_s, 300",
-        "--verifier.kind number": "its rewards are the environment's: remove verifier's keys",
+        "--verifier.kind number": "verifier: with environment.kind the rewards are the environment's",
         "--environment.kind trainer.config:Config": "it has no start; expected a class with start(row)",
         "--environment.kind nowhere:Class": "environment.kind nowhere:Class: cannot import it",
         "--evaluation.maj_at [2]": "evaluation.maj_at: episodes have no answers to compare",

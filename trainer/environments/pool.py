@@ -107,7 +107,8 @@ class EnvironmentPool:
         if self._failures >= MAX_STARTUP_FAILURES and not self._works:
             raise ConfigError(
                 f"environment.kind {self._config.kind}: each of its first {MAX_STARTUP_FAILURES} episodes "
-                f"failed, the first by {next(iter(self._said))}: correct the class"
+                f"failed, the first by {next(iter(self._said))}: correct the class, or, if it needs "
+                "the network, set environment.network true"
             )
 
     def _show(self, printed: str) -> None:

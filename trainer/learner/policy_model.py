@@ -9,6 +9,7 @@ With the vocabulary split over ranks, each rank holds some rows of the head and 
 ranks: every rank's loss is then that of the whole micro-step.
 """
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
@@ -108,6 +109,18 @@ class PolicyModel(nn.Module):
         for parameter in self.lm.requires_grad_(False).parameters():
             if parameter.dim() > 1 and parameter not in wide:
                 parameter.data = parameter.data.to(self.dtype)
+
+    def keep_weights(self, patterns: Sequence[str]) -> None:
+        """Leave the weights with such names untrained. ConfigError if there is none, or no other."""
+        weights = dict(self.lm.named_parameters())
+        for pattern in patterns:
+            for name in (matches := fnmatch.filter(weights, pattern)):
+                weights[name].requires_grad_(False)
+            if not matches or not any(weight.requires_grad for weight in weights.values()):
+                which = "every weight that was left to train" if matches else "no weight of this model"
+                first, *_, last = weights
+                names = f"some of {len(weights)}, {first!r} to {last!r}"
+                raise ConfigError(f"learner.freeze {pattern!r} is {which}; expected {names}")
 
     @property
     def loss_replicas(self) -> int:

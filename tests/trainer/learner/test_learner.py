@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from training import (
     error,
     gradients_of_step,
     learner,
+    make_model,
     of_the_data,
     oracle,
     plain_logprobs,
@@ -83,6 +85,26 @@ def test_clipping_is_that_of_torch(model_dir: str) -> None:
             used = one.optimizer.state[ours]["exp_avg"] / 0.1  # 1 - beta1: AdamW's own step hides the scale
             expected = p.grad if clip == 0.05 else p.grad * norm / 0.05
             torch.testing.assert_close(used, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"])
+def test_a_frozen_weight_stays_and_the_others_learn_as_without_it(tmp_path: Path, name: str) -> None:
+    folder, batch = make_model("untied", tmp_path), TrainBatch(1, sequences(), {})
+    whole, one = learner(folder), learner(folder, config(freeze=(name.replace("model.embed", "*"),)))
+    before = {n: w.detach().clone() for n, w in one.model.lm.named_parameters()}
+    whole.train(batch)
+    one.train(batch)
+    learned, kept = (dict(x.model.lm.named_parameters()) for x in (whole, one))
+    assert torch.equal(kept[name], before[name]) and not torch.equal(learned.pop(name), kept.pop(name))
+    torch.testing.assert_close(kept, learned, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("pattern", "problem"), [("*embed", "no weight of"), ("*", "every weight that")])
+def test_a_pattern_that_freezes_nothing_or_everything_is_refused(
+    model_dir: str, pattern: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"learner.freeze '\{pattern}' is {problem}.* 'model.norm.weight'"):
+        learner(model_dir, config(freeze=(pattern,)))
 
 
 PROBLEMS = dict.fromkeys(("advantage", "weights"), ("NaN or infinity", "learner.lr")) | {
