@@ -363,3 +363,10 @@ def test_a_console_log_is_read_whatever_bytes_are_in_it_and_in_linear_time(tmp_p
     log = tmp_path / "a.log"
     log.write_bytes(text.replace(b"\x9c\xa8", b"\x9c(pid=1)", 3) + "█".encode()[:2])
     assert pairs(reading_of(log).curve) == [(i, i / 100) for i in range(10, 20)]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("text", ["np.", "1/2 ", "a@b ", "'a': ", "| a b "])
+def test_a_line_of_100_kb_takes_no_minutes(text: str) -> None:
+    line = f"step {{}} reward=0.5 {text * (100_000 // len(text))} step\n"
+    assert len(console("".join(map(line.format, range(3))))) >= 2
