@@ -321,6 +321,8 @@ def test_where_only_a_bar_holds_values_the_last_of_each_count_are_read() -> None
     bar = "\rtraining: {0}%|█ | {0}/20 [00:01<00:07, 1.2it/s, reward={1}]".format
     rows = console("step 3 of the guide\n" + "".join(bar(i, i / 50) + bar(i + 1, i / 50) for i in range(20)))
     assert rows == [{"step": i, "reward": str(min(i, 19) / 50)} for i in range(21)]
+    lines = "".join(f"step {i} | helpfulness: 0.{i}\n" + bar(i, 0.5) + "\n" for i in range(10, 20))
+    assert console(lines) == [{"step": i, "helpfulness": f"0.{i}"} for i in range(10, 20)]
 
 
 def test_steps_that_begin_again_with_each_epoch_go_on_those_of_a_resumed_run_do_not(tmp_path: Path) -> None:
@@ -338,6 +340,13 @@ def test_steps_that_begin_again_with_each_epoch_go_on_those_of_a_resumed_run_do_
         (60, 0.11),
         (110, 0.16),
     ]
+    for epoch in (
+        "Epoch {} | Step {}/30 | reward: {}\n",
+        "epoch {} step {} reward: {}\n",
+        "\rEpoch {}/2:  3%|█ | {}/30 [00:01<00:07, 1.2it/s, reward={}]",
+    ):
+        text = "".join(epoch.format(i // 31, 1 + (i - 1) % 30, i / 100) for i in range(10, 61, 10))
+        assert console(text) == [{"step": i, "reward": f"{i / 100}"} for i in range(10, 61, 10)]
     whole = "Epoch {}/2\nEpoch {}/2 | Step {}/100 | reward: 0.{:03}\n"  # of all epochs
     text = "".join(whole.format(1 + i // 51, 1 + i // 51, i, i) for i in range(10, 101, 10))
     assert [row["step"] for row in console(text)] == list(range(10, 101, 10))

@@ -7,7 +7,7 @@ from html import unescape
 from itertools import accumulate, pairwise
 
 from trainer.scaling.layout import grouped
-from trainer.scaling.reading.columns import LIKELY, REWARD, STEPS, likely, matching
+from trainer.scaling.reading.columns import LIKELY, REWARD, STEPS, matching
 from trainer.scaling.reading.values import Row
 
 CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours, and a cursor that moves
@@ -16,10 +16,11 @@ STEP = r"(?m)(?:^|[\s)])(step:\d+ - \S.*)"  # of verl, after ray's `(TaskRunner 
 HELD_OUT = r"(?:eval[a-z]*|val(?:id[a-z]*)?|test(?:ing)?)(?![a-z])"
 KIND = r"(?:(?:global|train\w*|optim\w*|update|policy|rl|grpo)_)?"
 NAMED = rf"(?:(?<!micro )\b{KIND}(?:step|rollout|perf|iter(?:ation)?)|(?<=\beval))[ :#=\[('\"]*"
-COUNT = rf"(?<!step)[( \t](\d+)/(\d+)(?!.*{NAMED}\d)(?! \[| \d+:\d)"  # neither a bar nor a date
+COUNT = rf"{NAMED}(\d[\d,]*)(?:/(\d+))?|(?<!step)[( \t](\d+)/(\d+)(?!.*{NAMED}\d| \d+:\d)"  # not of a date
+BAR = r"[|%] *(?=\d+/\d+ \[[\d:]+<)"
 # NeMo-RL's `== Step 3/9 ==`, under it a title `Validation results:` and lines `• Accuracy: 0.5`.
 ITEM = rf"[^\w\n]*•(.*)|[^\w\n]*((?:train|{HELD_OUT})[^\n:\d]*):\s*$"
-LINE = re.compile(rf"(?i)(?:{ITEM}|(.*?)(?:{NAMED}(\d[\d,]*)(?:/(\d+))?|{COUNT})(?![\w-]|\.\d)(.*))")
+LINE = re.compile(rf"(?i)(?!.*{BAR})(?:{ITEM}|(.*?)(?:{COUNT})(?![\w-]|\.\d)(.*))")
 # What these lines have: found faster.
 HINT = re.compile(r"(?i)(?:step|rollout|perf|iter|ation|eval)[ :#=\[('\"]*\d|[( \t]\d+/\d+(?!\d| \[)|•|:\s*$")
 EPOCH = re.compile(r"(?i)\bep(?:och|isode)\W{0,3}(\d+)")
@@ -35,7 +36,6 @@ END = r"[a-z/]*[)}\]'\"]*[.,;]?(?=[\s|,±+]|$)"
 VALUE = re.compile(rf"(?i)(?<!\w)(?:{NAME}|{BETWEEN})['\"]?(?:[\w.]+\()?({NUMBER}){END}")
 # A progress bar of tqdm, in Colab without the bar; a dict of transformers, at a line's begin or behind a bar.
 BAR_OR_DICT = re.compile(r"[|%] *(\d+)/(\d+) \[[^\]\n]*\]?|(?:^|(?<=\])) *(\{'[^{}\n]+\}) *$", re.MULTILINE)
-BAR = re.compile(r"[|%] *(\d+/\d+) \[")
 OTHER_BAR = re.compile(r"(?m)^[^\n{|%:]+: +\d+%[^\]\n]*\]?")  # `Map: 9%|# | 9/99 [`, of no training
 CELL, TAG = re.compile(r"(?is)<t[dh]\b[^>]*>(.*?)(?=<t[dhr]\b|</t|$)"), re.compile(r"<[^>]*>")
 
@@ -49,35 +49,38 @@ def console(text: str) -> list[Row]:
     if any("loss" in row or matching(REWARD, list(row)) for row in dicts):  # not settings alone
         return dicts
     lines = _lines(plain)
-    if not any(likely(name, "--reward-column") for row in lines for name in row):  # the bars hold metrics
-        bars = _lines(BAR.sub(r" step \1 ", plain))  # drawn several times at a step
-        lines = [row for row, after in pairwise([*bars, {}]) if row["step"] != after.get("step")] or lines
+    if len(lines) < 2:  # the bars may hold metrics, and are drawn several times at a step
+        bars = _lines(re.sub(BAR, " step ", plain))
+        lines = [row for row, after in pairwise([*bars, {}]) if row["step"] != after.get("step")]
     return dicts if len(lines) < 2 else lines
 
 
 def _lines(text: str) -> list[Row]:
     """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` or alike.
 
-    Where steps begin again with each epoch, those of the log's epochs before are added."""
+    Where steps begin again with each epoch, those of the log's epochs before are added; without a
+    total, an epoch ends with its last line."""
     block: Row = {"step": 0}  # of the last line with a step of a total and no values
     rows = [block]
-    first, epoch, last, again, below = 0, 1, (1, 0), False, ""
+    epoch, last, starts, below = 1, (1, 0), {1: 0}, ""
     for line in filter(None, map(LINE.match, filter(HINT.search, text.split("\n")))):
         item, title, head, step, steps, count, total, metrics = line.groups()
         if title or item:
             below = title or below
             block |= _values(item or "", below) if below or block["step"] else {}
             continue
-        epoch = int(match[1]) if (match := EPOCH.search(line[0])) else epoch
+        match = EPOCH.search(line[0])
+        epoch = int(match[1]) if match else epoch
         n, out_of = int((step or count).replace(",", "")), int(steps or total or 0)
         values = _values(metrics, head)
-        if out_of and (steps or values):
-            again |= epoch > last[0] and n <= last[1]
-            first, last = first or epoch, (epoch, n)
-        row: Row = {"step": n + again * (epoch - first) * out_of, **values}
+        if (out_of or match) and (steps or values):
+            if epoch > last[0] and n <= last[1]:
+                starts[epoch] = starts.get(last[0], 0) + (out_of or last[1] + (n == 0))
+            last, n = (epoch, n), n + starts.get(epoch, 0)
+        row: Row = {"step": n, **values}
         block = row if out_of and not values else block
         # Not a completion's `Step 2: x = 3`.
-        if row is block or row["step"] >= rows[-1]["step"] or any(map(METRIC.match, values)):
+        if row is block or n >= rows[-1]["step"] or any(map(METRIC.match, values)):
             rows.append(row)
     return [row for row in rows if len(row) > 1]
 
