@@ -12,6 +12,7 @@ from scipy.special import expit
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling.curve import families, paper
 from trainer.scaling.curve.marginal import Data
 from trainer.scaling.curve.paper import FamilyFit, compare_families, fit_family
 from trainer.scaling.curve.points import averaged, checked
@@ -176,3 +177,13 @@ def test_points_are_checked_and_taken_as_the_fit_takes_them() -> None:
     perfect = (*run.points[:-1], EvalPoint(99, 16_000.0, 1.0, 0.0))
     data = data_of(replace(run, points=perfect, R0=EvalPoint(0, 0.0, 0.3, 0.0)))
     assert data.sd[-1] == 0.005 == data.R0_se
+
+
+def test_a_law_in_one_of_the_two_tables_alone_is_no_law_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        paper,
+        "families_to_fit",
+        lambda data: {"new": families.sigmoids(data)} | families.families_to_fit(data),
+    )
+    with pytest.raises(KeyError, match="new"):
+        compare_families(curve("sigmoid"))

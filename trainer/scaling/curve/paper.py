@@ -151,7 +151,7 @@ def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
         raise ConfigError(
             f"{curve.name}: {len(data.compute)} points beyond R0; to compare families, {MIN_POINTS} or more"
         )
-    return tuple(_family(name, data) for name in NAMES)
+    return tuple(_family(name, data) for name in families_to_fit(data))
 
 
 def _family(name: str, data: Data) -> FamilyFit:
