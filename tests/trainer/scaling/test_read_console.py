@@ -205,6 +205,10 @@ def test_without_tables_a_notebooks_cells_are_consoles_and_those_with_rewards_ar
         ("Epoch [1/3], Step [{}/100], Loss: 0.1, Reward: 0.{}", {"Loss": "0.1", "Reward": "0.{}"}),
         ("policy_step {} - reward 0.{} - loss 1e-3", {"reward": "0.{}", "loss": "1e-3"}),
         ("step {} eval: reward 0.{}±0.02, loss 0.5", {"eval/reward": "0.{}", "eval/loss": "0.5"}),
+        (
+            "step:{} - a/b:1 - val-core/x: hard, new/acc/mean@1:.{}",
+            {"a/b": "1", "val-core/x: hard, new/acc/mean@1": ".{}"},
+        ),
         ("Micro Step 1/8 | Loss 0.1\n2026 perf {}: {{'perf/step_time': 0.{}}}", {"perf/step_time": "0.{}"}),
     ],
 )

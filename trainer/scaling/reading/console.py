@@ -30,7 +30,7 @@ MARKED = re.compile(rf"(?i)\W*{HELD_OUT}(?: *[|\])]| +- |:(?! *[-+.\d]))")
 METRIC = re.compile(rf"(?i){HELD_OUT}|.*(?:loss|{'|'.join(LIKELY.values())})")
 NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|nan|inf)"
 WORDS = r"([^\W\d][^:=|,\n]{0,150}?)"  # `Actor Loss: 1`, `reward=1`, ` | Reward 1 | `, `: reward 1, `
-NAME = rf"{WORDS}['\"]?(?: ?: ?| = )|((?:{HELD_OUT} )?[^\W\d][\w./@-]{{0,150}})="
+NAME = rf"(val-core/.{{1,99}}?):|{WORDS}['\"]?(?: ?: ?| = )|((?:{HELD_OUT} )?[^\W\d][\w./@-]{{0,150}})="
 BETWEEN = rf"(?<=[-|,:] ){WORDS} (?=[^\s|,]+(?: [^-|:=,]*)?(?:[-|,]|$))"
 END = r"[a-z/]*[)}\]'\"]*[.,;]?(?=[\s|,±+]|$)"
 VALUE = re.compile(rf"(?i)(?<!\w)(?:{NAME}|{BETWEEN})['\"]?(?:[\w.]+\()?({NUMBER}){END}")
