@@ -124,7 +124,7 @@ test-newest test-oldest: test-%: setup-tests
 		tests/kernels tests/trainer/learner tests/trainer/engines tests/trainer/models tests/trainer/test_exact.py \
 		--ignore tests/kernels/test_namesake.py  # of the transformers that is pinned
 
-test-quack: setup-tests  ## QuACK's GEMM with our epilogue: compiled for Hopper without a GPU, and run from its PTX (110 MB)
+test-quack: setup-tests  ## QuACK's GEMM with our epilogue: compiled for Hopper and Blackwell without a GPU, and run from its PTX (110 MB)
 	test -x $(QUACK_PY) || $(PYTHON) -m venv .venv-quack
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(QUACK_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
 	$(QUACK_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/quack.txt

@@ -48,7 +48,7 @@ COMMANDS = {
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    "kernels": 3_488,
+    "kernels": 3_570,
     "trainer": 2_289,
     "controller": 3_064,
     "engines": 1_773,
@@ -64,7 +64,7 @@ CEILINGS = {
     "view": 782,
     "serve": 561,
     "bench": 4_740,
-    "tests": 32_365,
+    "tests": 32_495,
 }
 # Module-level numbers (3 of `inference`: resamples, cells, rows; 3 of curve/axis.py); the longest chain of
 # imports.

@@ -28,7 +28,10 @@ class QuackConfig:
     capability: int = 90
 
 
-CONFIGS = {90: QuackConfig(128, 192, cluster=2, pingpong=True)}
+CONFIGS = {
+    90: QuackConfig(128, 192, cluster=2, pingpong=True),
+    100: QuackConfig(256, 256, cluster=2, pingpong=False, capability=100),  # rows of both blocks
+}
 """By compute capability."""
 
 

@@ -1,11 +1,13 @@
 """QuACK's GEMM h Wᵀ, warp-specialised, with the epilogues SCORE and SINGLE_PASS of `kernels.triton.gemm`.
 
-QuACK hands the accumulator to `epi_visit_acc` while it is in registers, before its own epilogue rounds and
-stores what is left there. A warp has 16 whole rows of a tile, each of them in the registers of four lanes.
+On Hopper QuACK hands the accumulator to `epi_visit_acc` while it is in registers, before its own epilogue
+rounds and stores what is left there. On Blackwell the accumulator is in tensor memory, and `epilogue` here
+takes the place of QuACK's.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
 
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from quack.cute_dsl_utils import mlir_namedtuple
 from quack.epilogue.mixin import ComposableEpiMixin
 from quack.epilogue.ops import EpiOp, Scalar
 from quack.gemm_sm90 import GemmSm90
+from quack.gemm_sm100 import GemmSm100
 from quack.rounding import RoundingMode
 
 from .quack import VECTORS
@@ -83,6 +86,45 @@ class Statistics(ComposableEpiMixin):
         return self.EpilogueParams(**self._epi_ops_to_params_dict(args))
 
     @cute.jit
+    def _row_inputs(self, params, row, first_column):
+        """(1/T, target from this column on, anchor) of a row; of one below the last its neutral values."""
+        scale, target, anchor = Float32(1.0), Int32(-1), Float32(0.0)
+        if row < cute.size(params.targets):
+            scale = Float32(params.inverse_temperature[row])
+            target = Int32(params.targets[row]) - first_column
+            if cutlass.const_expr(params.anchors is not None):
+                anchor = Float32(params.anchors[row])
+        return scale, target, anchor
+
+    def _anchored(self, params, m, anchor, scale):
+        """The number that a row's exps subtract: its anchor, or m, the largest logit, if far above it."""
+        if cutlass.const_expr(params.anchors is None):
+            return m
+        return cutlass.select_((m - anchor) * scale > RAISE, m, anchor)
+
+    def _exps(self, acc, registers, scale_2, m_2, others, dot):
+        """Put exps for the logits in these registers; add to their two sums, and to those with the logits."""
+        for n, i in enumerate(registers):
+            v_2 = fma(acc[i], scale_2, -m_2)
+            e = cute.math.exp2(v_2, fastmath=True)
+            others[n % 2] = others[n % 2] + e
+            dot[n % 2] = fma(e, v_2, dot[n % 2])
+            acc[i] = e
+
+    def _write(self, params, row, tile, m, scale, others, dot):
+        """Write a row's statistics in this tile of columns."""
+        scale_2 = scale * LOG2_E
+        error = fma(m, scale_2, -fma(m, scale_2, 0.0))
+        shrink = 1.0 - error * LN_2
+        params.partial[0, tile, row] = m * scale
+        params.partial[1, tile, row] = shrink * others
+        params.partial[2, tile, row] = shrink * LN_2 * (dot - error * others)
+
+
+class HopperStatistics(Statistics, GemmSm90):
+    """The kernel for sm_90. A warp has 16 whole rows, each of them in the registers of four lanes."""
+
+    @cute.jit
     def epi_visit_acc(self, params, acc, tiled_mma, tile_coord_mnkl, tidx):
         """Fill `partial` for each row of the tile, and the target's logit if it is here."""
         rows, columns = self.cta_tile_shape_mnk[:2]
@@ -110,13 +152,7 @@ class Statistics(ComposableEpiMixin):
     @cute.jit
     def _row(self, params, acc, registers, offsets, row, tile, first_column, lane_column):
         """The same for one row, whose logits are in these registers of four lanes."""
-        inside = row < cute.size(params.targets)
-        scale, target, anchor = Float32(1.0), Int32(-1), Float32(0.0)
-        if inside:
-            scale = Float32(params.inverse_temperature[row])
-            target = Int32(params.targets[row]) - first_column
-            if cutlass.const_expr(params.anchors is not None):
-                anchor = Float32(params.anchors[row])
+        scale, target, anchor = self._row_inputs(params, row, first_column)
         m = acc[registers[0]]
         for i in cutlass.range_constexpr(1, len(registers)):
             m = cute.arch.fmax(m, acc[registers[i]])
@@ -133,31 +169,98 @@ class Statistics(ComposableEpiMixin):
                     hit = True
             if hit:
                 params.target_logits[row] = z_y * scale
-        if cutlass.const_expr(params.anchors is not None):
-            m = cutlass.select_((m - anchor) * scale > RAISE, m, anchor)
+        m = self._anchored(params, m, anchor, scale)
         scale_2 = scale * LOG2_E
-        m_2 = fma(m, scale_2, 0.0)
         others, dot = [Float32(0.0)] * 2, [Float32(0.0)] * 2
-        for i in cutlass.range_constexpr(len(registers)):
-            v_2 = fma(acc[registers[i]], scale_2, -m_2)
-            e = cute.math.exp2(v_2, fastmath=True)
-            others[i % 2] = others[i % 2] + e
-            dot[i % 2] = fma(e, v_2, dot[i % 2])
-            acc[registers[i]] = e
+        self._exps(acc, registers, scale_2, fma(m, scale_2, 0.0), others, dot)
         others, dot = others[0] + others[1], dot[0] + dot[1]
         for distance in cutlass.range_constexpr(1, 3):
             others = others + cute.arch.shuffle_sync_bfly(others, offset=distance)
             dot = dot + cute.arch.shuffle_sync_bfly(dot, offset=distance)
-        error = fma(m, scale_2, -m_2)
-        shrink = 1.0 - error * LN_2
-        if inside & (lane_column == 0):
-            params.partial[0, tile, row] = m * scale
-            params.partial[1, tile, row] = shrink * others
-            params.partial[2, tile, row] = shrink * LN_2 * (dot - error * others)
+        if (row < cute.size(params.targets)) & (lane_column == 0):
+            self._write(params, row, tile, m, scale, others, dot)
 
 
-class HopperStatistics(Statistics, GemmSm90):
-    """The kernel for sm_90."""
+class BlackwellStatistics(Statistics, GemmSm100):
+    """The kernel for sm_100. A thread has a row in tensor memory, a part of which it reads at a time.
+
+    Both loops over the parts are loops of the machine code: unrolled, as QuACK's, they would spill.
+    """
+
+    @cute.jit
+    def epilogue(
+        self, params, epi_smem_tensors, epi_pipeline, epi_store_pipeline, epi_read_state, epi_producer_state,
+        epi_tile, load_acc_subtile, tRS_rD, tRS_rC, tiled_copy_t2r, tiled_copy_r2s, tRS_sD, tiled_copy_s2r,
+        tSR_rC, tSR_sC, copy_D, copy_C, tile_coord_mnkl, varlen_manager, epilogue_barrier, tile_scheduler,
+        tidx, is_tma_warp,
+    ):  # fmt: skip
+        """Fill `partial` for this thread's row of the tile, and the target's logit if it is here."""
+        rows, columns = self.cta_tile_shape_mnk[:2]
+        size = cutlass.const_expr(cute.size(tRS_rD))
+        parts = cutlass.const_expr(columns // size)
+        row, first_column = tile_coord_mnkl[0] * rows + tidx, tile_coord_mnkl[1] * columns
+        end = params.vocabulary - first_column
+        scale, target, anchor = self._row_inputs(params, row, first_column)
+        if target >= end:  # of another shard
+            target = Int32(-1)
+        m = Float32(LOWEST)
+        for part in cutlass.range(parts, unroll=1):
+            load_acc_subtile(tRS_rD, (0, part), no_release=True)
+            cute.arch.fence_view_async_tmem_load()
+            m = self._largest(tRS_rD, m, end - part * size)
+        m = self._anchored(params, m, anchor, scale)
+        scale_2 = scale * LOG2_E
+        m_2 = fma(m, scale_2, 0.0)
+        others_0, others_1, dot_0, dot_1 = Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)
+        for part in cutlass.range(parts, unroll=1):
+            load_acc_subtile(tRS_rD, (0, part))
+            cute.arch.fence_view_async_tmem_load()
+            self._take_out(params, tRS_rD, target - part * size, end - part * size, row, scale)
+            others, dot = [others_0, others_1], [dot_0, dot_1]
+            self._exps(tRS_rD, range(size), scale_2, m_2, others, dot)
+            others_0, others_1, dot_0, dot_1 = *others, *dot
+            if cutlass.const_expr(copy_D is not None):
+                buffer = (tile_scheduler.num_tiles_executed * parts + part) % self.epi_stage
+                exps = cute.make_rmem_tensor(tRS_rD.layout.shape, self.d_dtype)
+                exps.store(tRS_rD.load().to(self.d_dtype))
+                if is_tma_warp:
+                    epi_store_pipeline.producer_acquire()
+                epilogue_barrier.arrive_and_wait()
+                cute.copy(tiled_copy_r2s, exps, tRS_sD[None, None, None, buffer])
+                cute.arch.fence_view_async_shared()
+                epilogue_barrier.arrive_and_wait()
+                if is_tma_warp:
+                    copy_D(src_idx=buffer, dst_idx=(0, part))
+                    epi_store_pipeline.producer_commit()
+        if row < cute.size(params.targets):
+            self._write(params, row, tile_coord_mnkl[1], m, scale, others_0 + others_1, dot_0 + dot_1)
+        return epi_read_state, epi_producer_state
+
+    @cute.jit
+    def _largest(self, acc, m, end):
+        """The largest of m and of those logits that are before the vocabulary's end."""
+        if end < cute.size(acc):
+            for i in cutlass.range_constexpr(cute.size(acc)):
+                acc[i] = cutlass.select_(end > i, acc[i], Float32(LOWEST))
+        values = [m, *(acc[i] for i in range(cute.size(acc)))]
+        while cutlass.const_expr(len(values) > 1):
+            values = [reduce(cute.arch.fmax, values[i : i + 3]) for i in range(0, len(values), 3)]
+        return values[0]
+
+    @cute.jit
+    def _take_out(self, params, acc, target, end, row, scale):
+        """Write the target's logit if it is here; neither it nor what is beyond the end counts any more.
+
+        The store and the vote keep ptxas from making selects for each logit of this branch, rarely taken.
+        """
+        hit = (target >= 0) & (target < cute.size(acc))
+        if cute.arch.vote_any_sync(hit | (end < cute.size(acc))):
+            z_y = Float32(0.0)
+            for i in cutlass.range_constexpr(cute.size(acc)):
+                z_y = cutlass.select_(target == i, acc[i], z_y)
+                acc[i] = cutlass.select_((target == i) | (end <= i), Float32(LOWEST), acc[i])
+            if hit:
+                params.target_logits[row] = z_y * scale
 
 
-KERNELS = {90: HopperStatistics}
+KERNELS = {90: HopperStatistics, 100: BlackwellStatistics}

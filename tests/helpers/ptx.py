@@ -103,8 +103,13 @@ class Registers(dict[str, Array]):
 
     def __init__(self, width: Callable[[str], DType], rng: np.random.Generator) -> None:
         self.width, self.rng = width, rng
+        self.loads: dict[str, Task] = {}
+        """Loads that a read of these registers waits for."""
 
     def __missing__(self, name: str) -> Array:
+        if name in self.loads:
+            self.loads.pop(name).finish()
+            return self[name]
         t = self.width(name)
         noise = self.rng.integers(0, 256, 32 * t.itemsize, np.uint8)
         self[name] = noise > 127 if t.kind == "b" else noise.view(t)
@@ -122,7 +127,7 @@ class Warp:
         """Other groups of lanes that are elsewhere in the code."""
         self.waits = self.done = self.spins = False
         self.sync = 0
-        self.groups = {"wgmma": Groups(), "bulk": Groups(), "copy": Groups()}
+        self.groups = {"wgmma": Groups(), "bulk": Groups(), "copy": Groups(), "tensor": Groups()}
 
     def step(self) -> None:
         """Run the next instruction of the lanes that are furthest behind. Those at a `.sync` wait for all."""
@@ -179,6 +184,9 @@ class Block:
         """Of each barrier of the block: how many threads have come, and which warps wait."""
         self.copies: list[Task] = []
         """Copies that have started and report to an mbarrier."""
+        self.tensor: Array | None = None
+        """Tensor memory, when it has been allocated, and the products into it, first to last."""
+        self.products: list[Task] = []
 
     def run(self) -> None:
         """Until all warps have ended. The schedule is one of four kinds, by the seed."""
@@ -239,7 +247,7 @@ class Block:
     def special(self, name: str, warp: Warp) -> Array:
         value: Any = {
             "%tid.x": 32 * warp.number + LANES, "%tid.y": 0, "%tid.z": 0, "%laneid": LANES,
-            "%warpid": warp.number, "%ntid.x": self.kernel.threads,
+            "%cluster_ctarank": 0, "%warpid": warp.number, "%ntid.x": self.kernel.threads,
             **{f"%ctaid.{x}": i for x, i in zip("xyz", self.place, strict=True)},
             **{f"%nctaid.{x}": i for x, i in zip("xyz", self.grid, strict=True)},
         }[name]  # fmt: skip

@@ -27,6 +27,13 @@ def matrix(descriptor: int, rows: int) -> Array:
     return swizzled(start + r // 8 * stride + (r % 8 << 4 + swizzle) + np.arange(32)[None], swizzle)
 
 
+def numbers(raw: Array, kind: str) -> Array:
+    """Bytes of 16-bit numbers as float64."""
+    if kind == "f16":
+        return raw.view(np.float16).astype(np.float64)
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(float)
+
+
 class AsyncSteps:
     """Steps of asynchronous instructions, for `ptx_steps.Decoder`."""
 
@@ -56,11 +63,7 @@ class AsyncSteps:
 
             def operands() -> list[Array]:
                 raw = [w.block.memory["shared"].load_async(m, w.access(LANES == 0)) for m in (a, b)]
-                if shape[2] == "f16":  # type: ignore[index]
-                    return [m.view(np.float16).astype(np.float64) for m in raw]
-                return [
-                    (m.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(float) for m in raw
-                ]
+                return [numbers(m, shape[2]) for m in raw]  # type: ignore[index]
 
             def product() -> None:
                 m, n = operands()

@@ -1,9 +1,9 @@
-"""QuACK's GEMM with our epilogue, compiled for sm_90a without a GPU and run on the CPU from its PTX.
+"""QuACK's GEMM with our epilogue, compiled for a GPU without one and run on the CPU from its PTX.
 
-A program, for a Python with quack-kernels: `python tests/helpers/ptx_quack.py FOLDER SEEDS` prints JSON with
-the errors of each case under so many schedules. CuTe leaves the PTX in FOLDER. The kernel's configuration is
-the shipped one but for the cluster, which is one block here. Races are not looked for: the detector knows
-barriers of all threads alone.
+A program, for a Python with quack-kernels: `python tests/helpers/ptx_quack.py FOLDER CAPABILITY SEEDS` prints
+JSON with the errors of each case under so many schedules. CuTe leaves the PTX in FOLDER. The kernel's
+configuration is the shipped one but for the cluster, which is one block here; on Blackwell that has half of
+the tile's rows. Races are not looked for: the detector knows barriers of all threads alone.
 """
 
 import json
@@ -30,6 +30,11 @@ SHAPES = [
     (2, 72, 40, BF16), (70, 200, 300, FP16),
 ]  # fmt: skip
 BLOCKS = 2
+ALONE = {90: {"cluster": 1}, 100: {"cluster": 1, "rows": 128}}
+PRODUCT_BYTES = {90: 1, 100: 32}
+"""How long the kernel's first argument is: zeros, where products negate nothing and write all lanes."""
+STORED = {90: (64, 32, 2), 100: (128, 32, 2)}
+"""Rows, columns and swizzle of a part of the tile that is stored at once."""
 SHARED_MEMORY = 227 << 10
 
 
@@ -85,8 +90,8 @@ class QuackMachine:
                 storage = x.untyped_storage().data_ptr()
                 return GLOBAL + places[storage] + x.data_ptr() - storage
 
-            boxes = [(config.rows, 64, 3), (config.columns, 64, 3), (64, 32, 2)]
-            values = [b"\0"]
+            boxes = [(config.rows, 64, 3), (config.columns, 64, 3), STORED[config.capability]]
+            values = [bytes(PRODUCT_BYTES[config.capability])]
             for x in tensors[: 2 + (exp is not None)]:
                 values += [bytes(128), pack("<2i", *x.shape)]
             for x in [y, scale, *([anchors] if exp is not None else [])]:
@@ -118,7 +123,7 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def report(folder: str, seeds: int) -> dict[str, list[float]]:
+def report(folder: str, capability: int, seeds: int) -> dict[str, list[float]]:
     """Each case's errors, in bounds, under each schedule."""
     from quack.gemm_runtime import host
     from triton.runtime.jit import JITFunction
@@ -126,7 +131,7 @@ def report(folder: str, seeds: int) -> dict[str, list[float]]:
     from kernels.triton import fused, quack
 
     host.get_max_active_clusters = lambda *_: BLOCKS
-    config = replace(quack.CONFIGS[90], cluster=1)
+    config = replace(quack.CONFIGS[capability], **ALONE[capability])
     machine = Machine()
     fused.quack_config, fused.multiprocessors = lambda *_: config, lambda _: 1
     fused.quack.launch = QuackMachine(Path(folder), machine).launch
@@ -140,4 +145,4 @@ def report(folder: str, seeds: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(report(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(report(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -9,6 +9,7 @@ from ptx_async import AsyncSteps
 from ptx_memory import UNSIGNED, Array
 from ptx_ops import TYPES, DType, arithmetic
 from ptx_tasks import TensorMap
+from ptx_tcgen05 import TensorMemorySteps
 
 
 def program(
@@ -28,7 +29,7 @@ def program(
     return Program(kernel, shared, steps, decoder.width, maps or {}, whole.difference(removed))
 
 
-class Decoder(AsyncSteps):
+class Decoder(AsyncSteps, TensorMemorySteps):
     """Makes Python functions of a kernel's instructions."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -89,7 +90,7 @@ class Decoder(AsyncSteps):
     def operand(self, text: str, t: DType) -> Callable[[Warp], Array]:
         """Reads an operand as type t."""
         kernel = self.kernel
-        if re.match(r"%(n?ctaid|n?tid|laneid|warpid)\b", text):
+        if re.match(r"%(n?ctaid|n?tid|laneid|warpid|cluster_ctarank)\b", text):
             return lambda w: w.block.special(text, w)
         if text[0] == "%" or text in kernel.registers:
             if t in (bool, self.width(text)):
@@ -268,6 +269,17 @@ class Decoder(AsyncSteps):
         return step
 
     _stmatrix = _ldmatrix
+
+    def _vote(self, x: Instruction) -> Step:
+        read, negated = self.operand(x.operands[1].lstrip("!"), TYPES["pred"]), x.operands[1][0] == "!"
+        if x.opcode != "vote.sync.any.pred":
+            raise NotImplementedError(x.text)
+
+        def step(w: Warp, mask: Mask) -> None:
+            w.together(mask)
+            w.write(x.operands[0], np.full(32, (read(w) ^ negated).any()), mask)
+
+        return step
 
     def _redux(self, x: Instruction) -> Step:
         _, _, name, kind = x.opcode.split(".")

@@ -56,12 +56,12 @@ def instructions_outside_products(listing: str, unit: str) -> int:
     return max(costs)
 
 
-def instructions_in_loop(listing: str) -> int:
-    """Those of one round of the loop with the most exps, by the shortest way."""
+def instructions_in_loop(listing: str, name: str = "MUFU.EX2") -> int:
+    """Those of one round of the loop with the most of these instructions, by the shortest way."""
     graph = blocks(listing)
-    rounds = [(b.mnemonics.count("MUFU.EX2"), lengths(graph, i).get(i)) for i, b in enumerate(graph)]
-    most = max(exps for exps, length in rounds if length)
-    return min(length for exps, length in rounds if length and exps == most)
+    rounds = [(b.mnemonics.count(name), lengths(graph, i).get(i)) for i, b in enumerate(graph)]
+    most = max(n for n, length in rounds if length)
+    return min(length for n, length in rounds if length and n == most)
 
 
 def lengths(graph: list[Block], start: int) -> dict[int, int]:

@@ -132,12 +132,13 @@ def check_fused_epilogue(
     return stats
 
 
-def test_hopper_takes_quacks_gemm_for_16_bit_operands_of_one_type_where_it_is_installed(
+def test_hopper_and_blackwell_take_quacks_gemm_for_16_bit_operands_of_one_type_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bf16, fp16 = {torch.bfloat16}, {torch.float16}
     monkeypatch.setattr(quack, "why_not", lambda: "")
     assert quack.quack_config(90, bf16, True) == quack.quack_config(90, fp16, True) == quack.CONFIGS[90]
+    assert quack.quack_config(100, bf16, True) == quack.CONFIGS[100]
     others = [(80, bf16, True), (90, bf16, False), (90, bf16 | fp16, True), (90, {torch.float32}, True)]
     assert [quack.quack_config(*case) for case in others] == [None] * 4
     monkeypatch.setattr(quack, "why_not", lambda: "version 0.1 is installed")
