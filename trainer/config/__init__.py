@@ -216,7 +216,7 @@ class LearnerConfig:
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     freeze: tuple[str, ...] = ()
-    """Weights that stay as they are, by patterns of their names, such as '*embed_tokens*'; a head that is tied to the embeddings stays with them. A memory estimate counts them as trained."""
+    """Weights that stay as they are, by patterns of their names, such as '*embed_tokens*'; a head that is tied to the embeddings stays with them. The memory estimate and FLOPs count them as trained."""
     micro_batch_tokens: NonNegativeInt = 0
     """Token budget of one packed micro-batch; it bounds memory and never changes the gradient. 0: 16384 on a GPU, which smaller ones leave waiting for the host, or as many as its memory takes; 4096 on a CPU."""
     ranks: NonNegativeInt = 0

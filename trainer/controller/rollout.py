@@ -18,9 +18,9 @@ from trainer.controller.episode import play
 from trainer.controller.sampler import IssuedPrompt
 from trainer.controller.turns import Tape, Turn, generate
 from trainer.types import Completion, Group, Prompt, Request, Rollout
-from trainer.verifiers.text import opened
+from trainer.verifiers.text import opened_thinking
 
-END = 16  # tokens, in which a prompt's last word is whole
+END_TOKENS = 16  # of a prompt: `<think>` may be several
 Tapes = Callable[[int], Tape]  # by the episode's index
 
 
@@ -58,8 +58,8 @@ async def rollout_prompt(
         budgets = [thinking_budget(ctx, seed, i) if forced else request.max_tokens for i in range(n)]
         episodes = (play(ctx, prompt, request, i, b, tapes(i)) for i, b in enumerate(budgets))
         return list(await asyncio.gather(*episodes))
-    (end,) = ctx.decode([list(prompt.token_ids[-END:])])
-    verify = partial(_verify, ctx, prompt, step, opened(end))
+    (end,) = ctx.decode([list(prompt.token_ids[-END_TOKENS:])])
+    verify = partial(_verify, ctx, prompt, step, opened_thinking(end))
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, request, i, verify) for i in range(n))))
     tasks: dict[int, asyncio.Task[Rollout]] = {}

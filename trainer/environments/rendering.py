@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.environments.pool import EnvironmentFailure, Message, Step
-from trainer.verifiers.text import opened
+from trainer.verifiers.text import opened_thinking
 
-_SAID = {"role": "user", "content": "-"}
+_USER_MESSAGE = {"role": "user", "content": "-"}
 _MARKER = "MARKEROFTHEASSISTANTSTURN"
 # Hermes' format: Qwen and others.
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -75,12 +75,12 @@ class ChatRendering:
             message["reasoning_content"] = reasoning.removeprefix("<think>").strip()
         calls = list(filter(None, map(_tool_call, _TOOL_CALL.findall(message["content"]))))
         # A call that is only considered is none.
-        if calls and (closed or "<think>" not in opened(self._write([_SAID], [])) + text):
+        if calls and (closed or "<think>" not in opened_thinking(self._write([_USER_MESSAGE], [])) + text):
             message["tool_calls"] = calls
         return message
 
     def more(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
-        marked = [_SAID, {"role": "assistant", "content": _MARKER}]
+        marked = [_USER_MESSAGE, {"role": "assistant", "content": _MARKER}]
         _, marker, text = self._write([*marked, *messages], []).rpartition(_MARKER)
         if not marker:
             raise ConfigError(

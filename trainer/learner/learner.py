@@ -375,7 +375,7 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
         policy.freeze()
     elif adapted:
         add_adapters(policy.lm, policy.dtype, config.model.lora, config.seed)
-    policy.keep_weights(() if frozen else config.learner.freeze)
+    policy.freeze_weights(() if frozen else config.learner.freeze)
     lines = [fuse_on(ranks.device, policy.lm, policy.dtype, config.model.match_engine)]
     setting, text = config.model.replay_experts, policy.lm.config.get_text_config()
     if not frozen and replays_experts(setting, text):

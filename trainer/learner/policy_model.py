@@ -110,7 +110,7 @@ class PolicyModel(nn.Module):
             if parameter.dim() > 1 and parameter not in wide:
                 parameter.data = parameter.data.to(self.dtype)
 
-    def keep_weights(self, patterns: Sequence[str]) -> None:
+    def freeze_weights(self, patterns: Sequence[str]) -> None:
         """Leave the weights with such names untrained. ConfigError if there is none, or no other."""
         weights = dict(self.lm.named_parameters())
         for pattern in patterns:

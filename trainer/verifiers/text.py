@@ -30,7 +30,7 @@ def answer_part(completion: str) -> str:
     return after
 
 
-def opened(prompt: str) -> str:
+def opened_thinking(prompt: str) -> str:
     """The beginning of a completion that its prompt has written: `<think>`, if the prompt ends with one."""
     return "<think>\n" if prompt.rstrip().endswith("<think>") else ""
 

@@ -79,7 +79,7 @@ def _lines(text: str) -> list[Row]:
             last, n = (epoch, n), n + starts.get(epoch, 0)
         row: Row = {"step": n, **values}
         block = row if out_of and not values else block
-        # Not a completion's `Step 2: x = 3`.
+        # A completion may say `Step 2: x = 3`, which is no row.
         if row is block or n >= rows[-1]["step"] or any(map(METRIC.match, values)):
             rows.append(row)
     return [row for row in rows if len(row) > 1]

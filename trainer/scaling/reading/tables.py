@@ -158,7 +158,8 @@ def _rows(path: Path) -> list[Row]:
         if kind in (".parquet", ".pq"):
             return _parquet(path)
         content = gzip.decompress(path.read_bytes()) if compressed else path.read_bytes()
-        text = content.decode("utf-8-sig", "strict" if kind in READERS else "replace")  # of a console
+        # A console log may have broken bytes.
+        text = content.decode("utf-8-sig", "strict" if kind in READERS else "replace")
         if "\0" in text:
             raise ValueError("it is not text")
         return READERS.get(kind, _any)(text)
